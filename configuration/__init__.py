@@ -1,0 +1,8 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One configuration a family."""
+
+from sparsight.configuration.configuration_sparse_vit import SparseViTConfig
+
+
+__all__ = ["SparseViTConfig"]

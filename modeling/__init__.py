@@ -1,0 +1,24 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One model file a family, and the few parts that families share."""
+
+from sparsight.modeling.activations import JSReLU, MixedActivation
+from sparsight.modeling.modeling_sparse_vit import (
+    SparseViTForImageClassification,
+    SparseViTForMaskedImageModeling,
+    SparseViTModel,
+    SparseViTPreTrainedModel,
+)
+from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, ZerothBias
+
+
+__all__ = [
+    "DoublyBiasedBlock",
+    "JSReLU",
+    "MixedActivation",
+    "SparseViTForImageClassification",
+    "SparseViTForMaskedImageModeling",
+    "SparseViTModel",
+    "SparseViTPreTrainedModel",
+    "ZerothBias",
+]
