@@ -54,8 +54,8 @@ class SparseViTConfig(ViTConfig):
             raise ValueError(f"`zeroth_bias_clip` must be positive and finite, got {self.zeroth_bias_clip}")
         if self.jsrelu_linear_above is not None and not 0 < self.jsrelu_linear_above < math.inf:
             raise ValueError(f"`jsrelu_linear_above` must be positive and finite, got {self.jsrelu_linear_above}")
-        if self.hidden_act != "jsrelu" and self.hidden_act not in ACT2FN:
-            raise ValueError(f'`hidden_act` must be "jsrelu" or one of {sorted(ACT2FN)}, got "{self.hidden_act}"')
+        if self.hidden_act not in (known := {"jsrelu", *ACT2FN}):
+            raise ValueError(f'`hidden_act` must be one of {sorted(known)}, got "{self.hidden_act}"')
         if self.hidden_act != "jsrelu":
             for name, neutral in (("jsrelu_linear_above", None), ("activation_mix", 1.0)):
                 if getattr(self, name) != neutral:
