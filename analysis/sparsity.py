@@ -48,9 +48,7 @@ def find_mlp_activations(model: nn.Module) -> dict[str, nn.Module]:
                     stripped = stripped.removeprefix(prefix)
                 found[stripped if stripped not in found else f"{stripped}.{child_name}"] = child
     if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no MLP whose activation is a module: nothing to count"
-        )
+        raise ValueError(f"{type(model).__name__} has no MLP whose activation is a module: nothing to count")
     return found
 
 
