@@ -133,10 +133,9 @@ def train(
         NonFiniteLoss: says at which step; the last good checkpoint stays.
         UsageError: if there is nothing trainable to resume from.
     """
-    batches = loader.batch_sampler
-    sampler = getattr(batches, "batch_sampler", batches)  # under accelerate's shard
+    sampler = _batch_sampler(loader)
     steps_per_epoch = sampler.steps_per_epoch
-    num_steps = arguments.max_steps or math.ceil(arguments.num_epochs * steps_per_epoch)
+    num_steps = count_steps(loader, arguments)
     eval_steps = max(1, round(arguments.eval_epochs * steps_per_epoch))
     warmup_steps = arguments.warmup_steps or round(arguments.warmup_epochs * steps_per_epoch)
 
@@ -235,6 +234,16 @@ def train(
         training_nonzero_share=training_sparsity.compute() if training_sparsity.num_steps else None,
         num_steps=num_steps,
     )
+
+
+def count_steps(loader: DataLoader, arguments: LoopArguments) -> int:
+    """Optimizer steps that [`train`] will take."""
+    return arguments.max_steps or math.ceil(arguments.num_epochs * _batch_sampler(loader).steps_per_epoch)
+
+
+def _batch_sampler(loader: DataLoader) -> Any:
+    sampler = loader.batch_sampler
+    return getattr(sampler, "batch_sampler", sampler)  # under accelerate's shard
 
 
 def _make_scheduler(arguments: LoopArguments, optimizer, warmup_steps: int, num_steps: int):
