@@ -24,7 +24,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForImageClassification, PreTrainedModel
 
-from sparsight import SparseViTForImageClassification
+from sparsight import SparseViTConfig, SparseViTForImageClassification
 from sparsight.analysis.plots import plot_sparsity, save_figure
 from sparsight.training import train_image_classification
 from sparsight.training.arguments import (
@@ -36,6 +36,7 @@ from sparsight.training.arguments import (
 )
 from sparsight.training.image_classification import (
     Evaluation,
+    check_model_fields,
     evaluate_classifier,
     load_classifier,
     make_compute_loss,
@@ -63,6 +64,8 @@ from sparsight.training.sparsity import ActivationMixing, LayerNormUplift
 # The matrices of attention and MLP in transformers' ViT, by the end of their names.
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
 FAMILIES = ("vit", "sparse_vit")
+# What a run writes into its folder and a new one replaces; `vanilla/` is kept.
+ARTIFACTS = ("lora", "recipe", "adapter", "merged", "results.json", "sparsity.png")
 
 
 @dataclass
@@ -116,17 +119,14 @@ def check_checkpoint(model: nn.Module, arguments: FinetuneArguments, data: Label
     require(
         config.num_labels == len(data.class_names),
         "dataset",
-        f"it has {len(data.class_names)} classes, but {name} has {config.num_labels}; give a checkpoint that was trained "
-        "on it (training/train_image_classification.py trains a new head)",
+        f"it has {len(data.class_names)} classes, but {name} has {config.num_labels}; give a checkpoint that was "
+        "trained on it (training/train_image_classification.py trains a new head)",
     )
     for module_name, module in model.named_modules():
         if module_name.rpartition(".")[2] in LORA_TARGETS:
-            limit = min(module.weight.shape)
-            require(
-                arguments.lora_rank <= limit,
-                "lora_rank",
-                f"{arguments.lora_rank} is more than {module_name} {tuple(module.weight.shape)} allows; give at most {limit}",
-            )
+            shape, rank = tuple(module.weight.shape), arguments.lora_rank
+            fits = rank <= min(shape)
+            require(fits, "lora_rank", f"{rank} is more than {module_name} {shape} allows; give at most {min(shape)}")
 
 
 def add_lora(model: PreTrainedModel, arguments: FinetuneArguments, modules_to_save: Sequence[str] = ()) -> PeftModel:
@@ -147,11 +147,8 @@ def make_sparse(
     checkpoint: str, arguments: FinetuneArguments, num_steps: int
 ) -> tuple[PeftModel, list[LayerNormUplift | ActivationMixing]]:
     """The checkpoint as the recipe finetunes it: zeroth biases, JSReLU, LoRA, and the parts to step."""
-    model, _ = load_classifier(
-        checkpoint,
-        SparseViTForImageClassification,
-        **{"hidden_act": "jsrelu", "zeroth_bias": True, **arguments.model},
-    )
+    fields = {"hidden_act": "jsrelu", "zeroth_bias": True, **arguments.model}
+    model, _ = load_classifier(checkpoint, SparseViTForImageClassification, **fields)
     model = add_lora(model, arguments, modules_to_save=("zeroth_bias", "layernorm_after"))
     uplift_steps = num_steps // 3 if arguments.uplift_steps is None else arguments.uplift_steps
     return model, [LayerNormUplift(model, uplift_steps), ActivationMixing(model, arguments.mixing_steps)]
@@ -159,22 +156,18 @@ def make_sparse(
 
 def format_table(results: dict[str, dict[str, Any]]) -> str:
     """The results side by side, as a Markdown table."""
-    rows = [
-        ("accuracy@1", [f"{result['accuracy']:.2%}" for result in results.values()]),
-        ("accuracy@5", [f"{result['accuracy_top5']:.2%}" for result in results.values()]),
-        ("loss", [f"{result['loss']:.4f}" for result in results.values()]),
-        ("non-zero share", [f"{result['nonzero_share']:.2%}" for result in results.values()]),
-    ]
+    rows = [["", *results], ["-" * 14, *("-" * 7 + ":" for _ in results)]]
+    for name, key, form in (
+        ("accuracy@1", "accuracy", "{:.2%}"),
+        ("accuracy@5", "accuracy_top5", "{:.2%}"),
+        ("loss", "loss", "{:.4f}"),
+        ("non-zero share", "nonzero_share", "{:.2%}"),
+    ):
+        rows.append([name, *(form.format(result[key]) for result in results.values())])
     layers = zip(*(result["nonzero_share_per_layer"] for result in results.values()), strict=True)
-    rows += [(f"layer {index}", [f"{share:.2%}" for share in shares]) for index, shares in enumerate(layers, start=1)]
-    lines = [["", *results], ["---", *(["---:"] * len(results))], *([name, *values] for name, values in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(results) + 1)]
-    lines[1] = [line[:-1].ljust(width - 1, "-") + line[-1] for line, width in zip(lines[1], widths, strict=True)]
+    rows += [[f"layer {index}", *(f"{share:.2%}" for share in shares)] for index, shares in enumerate(layers, start=1)]
     return "\n".join(
-        "| "
-        + " | ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths)))
-        + " |"
-        for line in lines
+        f"| {name:14} | " + " | ".join(f"{value:>8}" for value in values) + " |" for name, *values in rows
     )
 
 
@@ -191,6 +184,7 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
     settings = {**asdict(arguments), **asdict(images), **asdict(loop)}
     resume = loop.resume_from_checkpoint
     require(resume in (None, "latest"), "resume_from_checkpoint", f"{resume!r}: this job resumes with 'latest' only")
+    check_model_fields(SparseViTConfig, arguments.model)
     vanilla = None
     if arguments.model_name_or_path is None:
         require(

@@ -3,12 +3,14 @@
 """Image classification as a task of the training loop: the loss of a batch, and what a test set shows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.logging import get_logger
+from huggingface_hub.errors import StrictDataclassError
 from timm.data import Mixup
 from torch import nn
 from torch.nn import functional as F
@@ -16,8 +18,11 @@ from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedModel
 
 from sparsight.analysis.sparsity import ActivationSparsity, SparsityMeter, find_mlp_activations
-from sparsight.training.arguments import LoopArguments, UsageError, require
-from sparsight.training.image_data import ImageArguments
+from sparsight.training.arguments import LoopArguments, UsageError, nearest, require
+from sparsight.training.image_data import ImageArguments, make_image_processor
+
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -120,26 +125,41 @@ def make_compute_loss(
     return compute_loss
 
 
-def load_classifier(
-    name: str, auto_class: type, flag: str = "model_name_or_path", **kwargs: Any
-) -> tuple[PreTrainedModel, BaseImageProcessor]:
+def check_model_fields(config_class: type, model: dict[str, Any]) -> None:
+    """
+    Raises:
+        UsageError: if `model` has a field that the config does not have.
+    """
+    known = {field.name for field in fields(config_class)}
+    for name in model.keys() - known:
+        raise UsageError(f"--model.{name}: {config_class.model_type} has no such field; {nearest(name, known)}")
+
+
+def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrainedModel, BaseImageProcessor]:
     """A classifier and its image processor, from a folder or the Hub.
 
+    A checkpoint without an image processor gets the one that its config asks for.
+
     Args:
+        name: what `--model_name_or_path` gave.
         auto_class: the class whose `from_pretrained` loads the model, given `kwargs`.
-        flag: the argument that `name` was given by.
 
     Raises:
         UsageError: if there is no such checkpoint, or it cannot be loaded so.
     """
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        require(
-            Path(name).is_dir(), flag, f"there is no folder {name}; give one with a checkpoint, or a model of the Hub"
-        )
+    flag = "--model_name_or_path"
+    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        raise UsageError(f"{flag}: there is no folder {name}; give one with a checkpoint, or a model of the Hub")
     try:
-        return auto_class.from_pretrained(name, **kwargs), AutoImageProcessor.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        message = " ".join(str(error).split())
-        raise UsageError(
-            f"--{flag}: cannot load {name} ({message[:300]}); give a folder or a model of the Hub"
-        ) from error
+        model = auto_class.from_pretrained(name, **kwargs)
+    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
+        message = " ".join(str(error).split())[:300]
+        raise UsageError(f"{flag}: cannot load {name} ({message}); give a folder or a model of the Hub") from error
+    try:
+        processor = AutoImageProcessor.from_pretrained(name)
+    except (OSError, ValueError):
+        logger.warning(
+            f"{name} has no image processor; taking the one that its config asks for", main_process_only=True
+        )
+        processor = make_image_processor(model.config)
+    return model, processor

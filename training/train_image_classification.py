@@ -12,11 +12,12 @@ The output folder has `model/` (after the last step) and `best/` (at the highest
 processor and ready for `from_pretrained`, `results.json`, and `checkpoint-<step>/` to resume from.
 """
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator, PartialState
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -35,7 +36,12 @@ from sparsight.training.arguments import (
     nearest,
     parse_arguments,
 )
-from sparsight.training.image_classification import evaluate_classifier, load_classifier, make_compute_loss
+from sparsight.training.image_classification import (
+    check_model_fields,
+    evaluate_classifier,
+    load_classifier,
+    make_compute_loss,
+)
 from sparsight.training.image_data import (
     ImageArguments,
     TrainingImages,
@@ -96,12 +102,10 @@ def make_model(
     families = sorted(config.model_type for config in AutoModelForImageClassification._model_mapping._extra_content)
     if arguments.model_type not in families:
         raise UsageError(f"--model_type: unknown {arguments.model_type!r}; {nearest(arguments.model_type, families)}")
-    known = {field.name for field in fields(CONFIG_MAPPING[arguments.model_type])}
-    for name in arguments.model.keys() - known:
-        raise UsageError(f"--model.{name}: {arguments.model_type} has no such field; {nearest(name, known)}")
+    check_model_fields(CONFIG_MAPPING[arguments.model_type], arguments.model)
     try:
         config = AutoConfig.for_model(arguments.model_type, **arguments.model, **labels)
-    except ValueError as error:  # the message of a strict config names the field
+    except StrictDataclassError as error:  # its message names the field
         raise UsageError(f"--model: {str(error).strip().splitlines()[-1].strip()}") from error
     return AutoModelForImageClassification.from_config(config), make_image_processor(config, images.crop_pct)
 

@@ -1,0 +1,81 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+import os
+
+
+# Before anything imports huggingface_hub: no test may reach for a network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+
+from sparsight import SparseViTConfig, SparseViTForImageClassification
+
+
+ROOT = Path(__file__).parents[1]
+TINY_VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 8,
+    "patch_size": 2,
+    "num_labels": 10,
+}
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny_vit() -> dict:
+    """Config fields of a ViT that is quick to run: 8×8 images, 17 tokens."""
+    return dict(TINY_VIT)
+
+
+def randomize(model: torch.nn.Module, std: float = 0.2, seed: int = 0) -> torch.nn.Module:
+    """Draw every parameter, so that no zero or one hides a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+    return model.eval()
+
+
+@pytest.fixture
+def sparse_vit(tiny_vit) -> SparseViTForImageClassification:
+    """A Sparse ViT with random parameters, zeroth biases among them."""
+    return randomize(SparseViTForImageClassification(SparseViTConfig(**tiny_vit)))
+
+
+@pytest.fixture
+def vanilla_vit(tiny_vit) -> ViTForImageClassification:
+    """transformers' own ViT with random parameters."""
+    return randomize(ViTForImageClassification(ViTConfig(**tiny_vit)))
+
+
+@pytest.fixture
+def pixel_values() -> torch.Tensor:
+    return torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def run_python(*args: str, cwd: Path = ROOT, timeout: float = 240, **env: str) -> subprocess.CompletedProcess:
+    """Run this interpreter with `args`, away from any network."""
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
