@@ -1,9 +1,12 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
 import os
+import tempfile
 
 
-# Before anything imports huggingface_hub: no test may reach for a network.
+# Before anything imports huggingface_hub: no test may reach for a network, or leave something in the user's cache.
+_CACHE = tempfile.TemporaryDirectory(prefix="sparsight-tests-")
+os.environ["HF_HOME"] = _CACHE.name
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -79,3 +82,36 @@ def run_python(*args: str, cwd: Path = ROOT, timeout: float = 240, **env: str) -
         timeout=timeout,
         check=False,
     )
+
+
+TINY_RECIPE = """
+model_type: sparse_vit
+dataset: digits
+model:
+  hidden_size: 16
+  num_hidden_layers: 2
+  num_attention_heads: 2
+  intermediate_size: 32
+  image_size: 8
+  patch_size: 4
+batch_size: 32
+eval_batch_size: 64
+learning_rate: 3.0e-3
+crop_scale: [0.6, 1.0]
+horizontal_flip: 0.0
+max_train_samples: 128
+max_eval_samples: 100
+"""
+
+
+@pytest.fixture
+def tiny_recipe(tmp_path_factory) -> str:
+    """A recipe that trains a Sparse ViT on a few digits: 4 optimizer steps an epoch of a few milliseconds each."""
+    path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    path.write_text(TINY_RECIPE)
+    return str(path)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

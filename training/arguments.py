@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import yaml
-from transformers import HfArgumentParser
+from timm.optim import list_optimizers
+from transformers import HfArgumentParser, SchedulerType
 
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -104,6 +105,12 @@ class LoopArguments:
         require(0 <= self.label_smoothing < 1, "label_smoothing", f"{self.label_smoothing} is not in [0, 1)")
         for name in ("weight_decay", "warmup_steps", "warmup_epochs", "max_grad_norm", "num_workers", "seed"):
             require(getattr(self, name) >= 0, name, f"{getattr(self, name)} is negative; give 0 or more")
+        for name, known in (
+            ("optimizer", list_optimizers()),
+            ("lr_scheduler", [member.value for member in SchedulerType]),
+        ):
+            value = getattr(self, name)
+            require(value in known, name, f"unknown {value!r}; {nearest(value, known)}")
         require(
             self.batch_size % self.gradient_accumulation_steps == 0,
             "batch_size",

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin, tqdm
-from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers, param_groups_weight_decay
+from timm.optim import create_optimizer_v2, get_optimizer_info, param_groups_weight_decay
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import SchedulerType, get_scheduler
+from transformers import get_scheduler
 
 from sparsight.analysis.sparsity import SparsityMeter, TrainingSparsity, find_mlp_activations
-from sparsight.training.arguments import LoopArguments, UsageError, nearest
+from sparsight.training.arguments import LoopArguments, UsageError
 from sparsight.training.run_folder import (
     find_checkpoints,
     load_checkpoint,
@@ -60,13 +60,7 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
 
 
 def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
-    """The optimizer, without weight decay on norm scales, biases and zeroth biases.
-
-    Raises:
-        UsageError: if timm does not know `--optimizer`.
-    """
-    if arguments.optimizer not in (known := list_optimizers()):
-        raise UsageError(f"--optimizer: unknown {arguments.optimizer!r}; {nearest(arguments.optimizer, known)}")
+    """The optimizer, without weight decay on norm scales, biases and zeroth biases."""
     info = get_optimizer_info(arguments.optimizer)
     groups = param_groups_weight_decay(model, arguments.weight_decay, no_weight_decay_list=("*zeroth_bias*",))
     betas = {"betas": (arguments.adam_beta1, arguments.adam_beta2)} if info.has_betas else {}
@@ -144,7 +138,7 @@ def train(
         unwrapped.gradient_checkpointing_enable()
     unwrapped.to(accelerator.device)
     optimizer = make_optimizer(unwrapped, arguments)
-    scheduler = _make_scheduler(arguments, optimizer, warmup_steps, num_steps)
+    scheduler = get_scheduler(arguments.lr_scheduler, optimizer, warmup_steps, num_steps)
     model, optimizer = accelerator.prepare(unwrapped, optimizer)
     progress, training_sparsity = _Progress(), TrainingSparsity()
     stateful = {"optimizer": optimizer, "scheduler": scheduler, "training_sparsity": training_sparsity}
@@ -163,68 +157,74 @@ def train(
     evaluation = None
     sampler.first_step = progress.step
     micro_batches = iter(loader)
-    bar = tqdm(total=num_steps, initial=progress.step, desc=description, unit="step", leave=False)
     model.train()
-    while progress.step < num_steps:
-        progress.step += 1
-        for micro_step in range(arguments.gradient_accumulation_steps):
-            last = micro_step + 1 == arguments.gradient_accumulation_steps
-            batch = next(micro_batches)
-            seed = derive_seed(arguments.seed, progress.step, micro_step, accelerator.process_index)
-            seed_generators(seed, accelerator.device)
-            with contextlib.nullcontext() if last else accelerator.no_sync(model):
-                with meter:
-                    loss = compute_loss(model, batch) / arguments.gradient_accumulation_steps
-                accelerator.backward(loss)
-            loss_sum += loss.detach()
-            first_bad_step = torch.where(
-                loss.detach().isfinite() | (first_bad_step > 0), first_bad_step, progress.step
-            )
-        if arguments.max_grad_norm:
-            accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        if not accelerator.optimizer_step_was_skipped:  # float16 skips a step whose gradient overflowed
-            for part in parts:
-                part.step()
-            scheduler.step()
-        bar.update()
+    with tqdm(
+        total=num_steps, initial=progress.step, desc=description, unit="step", leave=False, dynamic_ncols=True
+    ) as bar:
+        while progress.step < num_steps:
+            progress.step += 1
+            for micro_step in range(arguments.gradient_accumulation_steps):
+                last = micro_step + 1 == arguments.gradient_accumulation_steps
+                batch = next(micro_batches)
+                seed = derive_seed(arguments.seed, progress.step, micro_step, accelerator.process_index)
+                seed_generators(seed, accelerator.device)
+                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                    with meter:
+                        loss = compute_loss(model, batch) / arguments.gradient_accumulation_steps
+                    accelerator.backward(loss)
+                loss_sum += loss.detach()
+                first_bad_step = torch.where(
+                    loss.detach().isfinite() | (first_bad_step > 0), first_bad_step, progress.step
+                )
+            if arguments.max_grad_norm:
+                accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if not accelerator.optimizer_step_was_skipped:  # float16 skips a step whose gradient overflowed
+                for part in parts:
+                    part.step()
+                scheduler.step()
+            bar.update()
 
-        evaluate_now = progress.step % eval_steps == 0 or progress.step == num_steps
-        if progress.step % arguments.logging_steps == 0 or evaluate_now:
-            _stop_if_not_finite(accelerator, first_bad_step, output_dir)
-            steps = progress.step - logged_step
-            values = {"loss": (accelerator.reduce(loss_sum, "mean") / steps).item(), "lr": scheduler.get_last_lr()[0]}
-            if isinstance(meter, SparsityMeter):
-                sparsity = meter.compute()
-                training_sparsity.update(sparsity.nonzero_share, steps)
-                values |= {"nonzero_share": sparsity.nonzero_share}
-                values |= {f"nonzero_share/{name}": v for name, v in sparsity.nonzero_share_per_layer.items()}
-                meter.reset()
-            accelerator.log({f"train/{name}": value for name, value in values.items()}, step=progress.step)
-            bar.set_postfix({name: f"{values[name]:.3g}" for name in ("loss", "nonzero_share") if name in values})
-            loss_sum.zero_()
-            logged_step = progress.step
-        if evaluate_now:
-            evaluation = evaluate(unwrapped)
-            model.train()
-            if not all(map(math.isfinite, _scalars(evaluation).values())):  # the last step may have broken the weights
-                raise _not_finite(progress.step, output_dir)
-            accelerator.log({f"eval/{name}": v for name, v in _scalars(evaluation).items()}, step=progress.step)
-            improved = score(evaluation) > progress.best_score
-            if improved:
-                progress.best_step, progress.best_score = progress.step, score(evaluation)
-            if accelerator.is_main_process:
+            evaluate_now = progress.step % eval_steps == 0 or progress.step == num_steps
+            if progress.step % arguments.logging_steps == 0 or evaluate_now:
+                _stop_if_not_finite(accelerator, first_bad_step, output_dir)
+                steps = progress.step - logged_step
+                values = {
+                    "loss": (accelerator.reduce(loss_sum, "mean") / steps).item(),
+                    "lr": scheduler.get_last_lr()[0],
+                }
+                if isinstance(meter, SparsityMeter):
+                    sparsity = meter.compute()
+                    training_sparsity.update(sparsity.nonzero_share, steps)
+                    values |= {"nonzero_share": sparsity.nonzero_share}
+                    values |= {f"nonzero_share/{name}": v for name, v in sparsity.nonzero_share_per_layer.items()}
+                    meter.reset()
+                accelerator.log({f"train/{name}": value for name, value in values.items()}, step=progress.step)
+                bar.set_postfix({name: f"{values[name]:.3g}" for name in ("loss", "nonzero_share") if name in values})
+                loss_sum.zero_()
+                logged_step = progress.step
+            if evaluate_now:
+                evaluation = evaluate(unwrapped)
+                model.train()
+                if not all(
+                    map(math.isfinite, _scalars(evaluation).values())
+                ):  # the last step may have broken the weights
+                    raise _not_finite(progress.step, output_dir)
+                accelerator.log({f"eval/{name}": v for name, v in _scalars(evaluation).items()}, step=progress.step)
+                improved = score(evaluation) > progress.best_score
                 if improved:
-                    with written_folder(output_dir / "best") as folder:
-                        save_model(unwrapped, folder)
-                states = {name: holder.state_dict() for name, holder in stateful.items()}
-                path = output_dir / f"checkpoint-{progress.step}"
-                save_checkpoint(path, accelerator, unwrapped, progress=asdict(progress), **states)
-                for old in find_checkpoints(output_dir)[: -arguments.keep_checkpoints]:
-                    shutil.rmtree(old)
-            accelerator.wait_for_everyone()
-    bar.close()
+                    progress.best_step, progress.best_score = progress.step, score(evaluation)
+                if accelerator.is_main_process:
+                    if improved:
+                        with written_folder(output_dir / "best") as folder:
+                            save_model(unwrapped, folder)
+                    states = {name: holder.state_dict() for name, holder in stateful.items()}
+                    path = output_dir / f"checkpoint-{progress.step}"
+                    save_checkpoint(path, accelerator, unwrapped, progress=asdict(progress), **states)
+                    for old in find_checkpoints(output_dir)[: -arguments.keep_checkpoints]:
+                        shutil.rmtree(old)
+                accelerator.wait_for_everyone()
     unwrapped.eval()
     return TrainingResult(
         model=unwrapped,
@@ -246,15 +246,6 @@ def _batch_sampler(loader: DataLoader) -> Any:
     return getattr(sampler, "batch_sampler", sampler)  # under accelerate's shard
 
 
-def _make_scheduler(arguments: LoopArguments, optimizer, warmup_steps: int, num_steps: int):
-    known = [member.value for member in SchedulerType]
-    if arguments.lr_scheduler not in known:
-        raise UsageError(
-            f"--lr_scheduler: unknown {arguments.lr_scheduler!r}; {nearest(arguments.lr_scheduler, known)}"
-        )
-    return get_scheduler(arguments.lr_scheduler, optimizer, warmup_steps, num_steps)
-
-
 def _make_meter(model: nn.Module) -> SparsityMeter | contextlib.AbstractContextManager:
     try:
         return SparsityMeter(model, find_mlp_activations(model))
@@ -273,7 +264,3 @@ def _not_finite(step: int, output_dir: Path) -> NonFiniteLoss:
     kept = find_checkpoints(output_dir)
     where = f"the last good checkpoint is {kept[-1]}" if kept else "there was no checkpoint yet"
     return NonFiniteLoss(f"--learning_rate: the loss is not finite at step {step}; lower it ({where})")
-
-
-def _scalars(evaluation: Any) -> dict[str, float]:
-    return {name: value for name, value in asdict(evaluation).items() if isinstance(value, (int, float))}
