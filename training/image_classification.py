@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image classification as a task of the training loop: the loss of a batch, and what a test set shows."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.logging import get_logger
 from huggingface_hub.errors import StrictDataclassError
 from timm.data import Mixup
 from torch import nn
@@ -22,7 +22,7 @@ from sparsight.training.arguments import LoopArguments, UsageError, nearest, req
 from sparsight.training.image_data import ImageArguments, make_image_processor
 
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,6 @@ def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrai
     try:
         processor = AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError):
-        logger.warning(
-            f"{name} has no image processor; taking the one that its config asks for", main_process_only=True
-        )
+        logger.warning(f"{name} has no image processor; taking the one that its config asks for")
         processor = make_image_processor(model.config)
     return model, processor

@@ -125,7 +125,7 @@ def train(
 
     Raises:
         NonFiniteLoss: says at which step; the last good checkpoint stays.
-        UsageError: if there is nothing trainable to resume from.
+        UsageError: if `resume_from` is no checkpoint of this model.
     """
     sampler = _batch_sampler(loader)
     steps_per_epoch = sampler.steps_per_epoch
@@ -172,10 +172,9 @@ def train(
                     with meter:
                         loss = compute_loss(model, batch) / arguments.gradient_accumulation_steps
                     accelerator.backward(loss)
-                loss_sum += loss.detach()
-                first_bad_step = torch.where(
-                    loss.detach().isfinite() | (first_bad_step > 0), first_bad_step, progress.step
-                )
+                loss = loss.detach()
+                loss_sum += loss
+                first_bad_step = torch.where(loss.isfinite() | (first_bad_step > 0), first_bad_step, progress.step)
             if arguments.max_grad_norm:
                 accelerator.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)
             optimizer.step()
@@ -190,10 +189,8 @@ def train(
             if progress.step % arguments.logging_steps == 0 or evaluate_now:
                 _stop_if_not_finite(accelerator, first_bad_step, output_dir)
                 steps = progress.step - logged_step
-                values = {
-                    "loss": (accelerator.reduce(loss_sum, "mean") / steps).item(),
-                    "lr": scheduler.get_last_lr()[0],
-                }
+                mean_loss = (accelerator.reduce(loss_sum, "mean") / steps).item()
+                values = {"loss": mean_loss, "lr": scheduler.get_last_lr()[0]}
                 if isinstance(meter, SparsityMeter):
                     sparsity = meter.compute()
                     training_sparsity.update(sparsity.nonzero_share, steps)
@@ -207,11 +204,10 @@ def train(
             if evaluate_now:
                 evaluation = evaluate(unwrapped)
                 model.train()
-                if not all(
-                    map(math.isfinite, _scalars(evaluation).values())
-                ):  # the last step may have broken the weights
+                scalars = {name: v for name, v in asdict(evaluation).items() if isinstance(v, (int, float))}
+                if not all(map(math.isfinite, scalars.values())):  # the last step may have broken the weights
                     raise _not_finite(progress.step, output_dir)
-                accelerator.log({f"eval/{name}": v for name, v in _scalars(evaluation).items()}, step=progress.step)
+                accelerator.log({f"eval/{name}": value for name, value in scalars.items()}, step=progress.step)
                 improved = score(evaluation) > progress.best_score
                 if improved:
                     progress.best_step, progress.best_score = progress.step, score(evaluation)
