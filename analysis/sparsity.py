@@ -179,9 +179,9 @@ class SparsityMeter:
 
 
 def _count_nonzero(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    if mask is None:
-        return values.count_nonzero()
-    return values.count_nonzero(-1).mul(mask.ne(0)).sum()
+    # Compared into floats, since booleans are summed several times slower on the CPU. Exact up to 2²⁴ features.
+    nonzero = torch.ne(values, 0, out=torch.empty_like(values, dtype=torch.float32)).sum(-1)
+    return (nonzero if mask is None else nonzero * mask.ne(0)).long().sum()
 
 
 def _derivative(activation: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
