@@ -68,7 +68,9 @@ def main() -> None:
         step(meter)
     times = [(step(contextlib.nullcontext()), step(meter)) for _ in tqdm(range(args.steps), leave=False)]
     off, on = (statistics.median(column) for column in zip(*times, strict=True))
-    print(f"Sparse ViT {args.size}, batch {args.batch_size}, {args.device}, {args.threads} threads, {args.steps} steps")
+    print(
+        f"Sparse ViT {args.size}, batch {args.batch_size}, {args.device}, {args.threads} threads, {args.steps} steps"
+    )
     print(f"without meter {off * 1e3:8.2f} ms")
     print(f"with meter    {on * 1e3:8.2f} ms")
     print(f"ratio         {on / off:8.3f}")
