@@ -17,6 +17,7 @@ from timm.optim import create_optimizer_v2, get_optimizer_info, param_groups_wei
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import get_scheduler
+from transformers.utils.logging import disable_progress_bar
 
 from sparsight.analysis.sparsity import SparsityMeter, TrainingSparsity, find_mlp_activations
 from sparsight.training.arguments import LoopArguments, UsageError
@@ -46,8 +47,9 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
     """An accelerator for [`train`], which accumulates gradients itself.
 
     Raises:
-        UsageError: if the tracker is unknown or not installed.
+        UsageError: if the tracker or the precision is not to be had here.
     """
+    disable_progress_bar()  # transformers would draw one for each checkpoint, through the run's own
     try:
         return Accelerator(
             mixed_precision=arguments.mixed_precision,
