@@ -29,6 +29,7 @@ from sparsight.analysis.plots import plot_sparsity, save_figure
 from sparsight.training import train_image_classification
 from sparsight.training.arguments import (
     LoopArguments,
+    UsageError,
     argument,
     exit_on_usage_error,
     parse_arguments,
@@ -208,9 +209,7 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
 
     accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
     if accelerator.is_main_process:
-        begin_run(
-            output_dir, settings, artifacts=("lora", "recipe", "adapter", "merged", "results.json", "sparsity.png")
-        )
+        begin_run(output_dir, settings, ARTIFACTS)
     accelerator.init_trackers(output_dir.name, {k: v for k, v in settings.items() if isinstance(v, (int, float, str))})
     checkpoint = arguments.model_name_or_path
     if vanilla is not None:
@@ -266,15 +265,22 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
 
 
 def parse_vanilla(arguments: FinetuneArguments, folder: Path, seed: int) -> tuple[Any, ImageArguments, LoopArguments]:
-    """Arguments of the training of the vanilla model, which continues, or keeps, what is in its folder already."""
-    given = ["--recipe", arguments.vanilla_recipe, "--output_dir", str(folder), "--seed", str(seed)]
-    given += ["--resume_from_checkpoint", "latest"] if find_checkpoints(folder) else ["--overwrite"]
-    return parse_arguments(
-        (train_image_classification.ModelArguments, ImageArguments, LoopArguments),
-        given,
-        train_image_classification.__doc__,
-        train_image_classification.default_recipe,
-    )
+    """Arguments of the training of the vanilla model: to continue or keep what is in its folder, if it is the same."""
+
+    def parse(*given: str) -> tuple[Any, ImageArguments, LoopArguments]:
+        return parse_arguments(
+            (train_image_classification.ModelArguments, ImageArguments, LoopArguments),
+            ["--recipe", arguments.vanilla_recipe, "--output_dir", str(folder), "--seed", str(seed), *given],
+            train_image_classification.__doc__,
+            train_image_classification.default_recipe,
+        )
+
+    resumed = parse("--resume_from_checkpoint", "latest")
+    try:
+        check_run_folder(folder, {name: value for part in resumed for name, value in asdict(part).items()})
+    except UsageError:
+        return parse("--overwrite")
+    return resumed
 
 
 @exit_on_usage_error

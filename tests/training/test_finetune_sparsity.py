@@ -131,6 +131,13 @@ def test_a_second_run_keeps_the_vanilla_model(finished, recipes, capsys, tmp_pat
     assert snapshot(finished / "vanilla" / "model") == vanilla
 
 
+def test_another_seed_trains_another_vanilla_model(recipes, tmp_path):
+    finetune(recipes, tmp_path / "out", "--max_steps", "2", "--no_baseline")
+    vanilla = snapshot(tmp_path / "out" / "vanilla" / "model")
+    finetune(recipes, tmp_path / "out", "--max_steps", "2", "--no_baseline", "--seed", "1", "--overwrite")
+    assert snapshot(tmp_path / "out" / "vanilla" / "model")["model.safetensors"] != vanilla["model.safetensors"]
+
+
 def test_table(finished, capsys):
     results = json.loads((finished / "results.json").read_text())
     table = finetune_sparsity.format_table({column: results[column] for column in COLUMNS})
