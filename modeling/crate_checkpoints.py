@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import ViTImageProcessor
+from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from sparsight.configuration.configuration_crate import CrateConfig
@@ -252,7 +252,7 @@ def to_official(model: CrateForImageClassification) -> dict[str, torch.Tensor]:
     return {official: state_dict[ours].contiguous() for ours, official in _official_names(model.config).items()}
 
 
-def image_processor_for(config: CrateConfig) -> ViTImageProcessor:
+def image_processor_for(config: CrateConfig) -> ViTImageProcessorPil:
     """The authors' evaluation transform: resize, centre crop to 224/256 of the shorter side, ImageNet's statistics.
 
     Images that are not square are resized without a crop, and other than three channels scaled to [−1, 1].
@@ -264,8 +264,8 @@ def image_processor_for(config: CrateConfig) -> ViTImageProcessor:
         "image_std": IMAGENET_DEFAULT_STD if rgb else [0.5] * config.num_channels,
     }
     if height != width:
-        return ViTImageProcessor(size={"height": height, "width": width}, **statistics)
-    return ViTImageProcessor(
+        return ViTImageProcessorPil(size={"height": height, "width": width}, **statistics)
+    return ViTImageProcessorPil(
         size={"shortest_edge": round(height * 256 / 224)},
         do_center_crop=True,
         crop_size={"height": height, "width": width},
