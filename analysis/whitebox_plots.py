@@ -74,7 +74,7 @@ def plot_dictionaries(model: CratePreTrainedModel, layers: Sequence[int] | None 
         ):
             vectors = F.normalize(vectors.float(), dim=-1)
             axes = panels[row, column]
-            image = axes.imshow((vectors @ vectors.T).abs().cpu(), vmin=0, vmax=1, cmap="magma")
+            image = axes.imshow((vectors @ vectors.T).abs().numpy(force=True), vmin=0, vmax=1, cmap="magma")
             axes.set_title(f"${symbol}$, layer {layer % len(istas) + 1}", fontsize=11)
             ticks = np.arange(0, len(vectors) + 1, attentions[layer].head_dim if row else len(vectors))
             axes.set_xticks(ticks - 0.5, [])
@@ -106,11 +106,11 @@ def plot_attention_maps(
     maps = scores.softmax(-1)[:, 0, 1:]
     patch_height, patch_width = model.config.patch_shape
     height, width = pixel_values.shape[-2:]
-    maps = maps.unflatten(-1, (height // patch_height, width // patch_width)).cpu()
+    maps = maps.unflatten(-1, (height // patch_height, width // patch_width)).numpy(force=True)
 
     heads = range(len(maps)) if heads is None else heads
-    image = pixel_values.float().cpu().movedim(0, -1)
-    image = (image - image.min()) / (image.max() - image.min()).clamp(min=1e-12)
+    image = pixel_values.float().movedim(0, -1).numpy(force=True)
+    image = (image - image.min()) / max(np.ptp(image), 1e-12)
     grey = image.mean(-1)
     figure = Figure(figsize=(2.2 * (len(heads) + 1), 2.5), layout="constrained")
     panels = figure.subplots(1, len(heads) + 1)

@@ -1,0 +1,578 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AttentionInterface,
+    AutoBackbone,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+)
+
+from sparsight import CrateBackbone, CrateConfig, CrateForImageClassification, CrateModel
+from sparsight.modeling.modeling_crate import CrateISTA
+
+
+# 3·4 + 1 = 13 tokens: a number that no other dimension has.
+RECTANGULAR = {"image_size": (12, 32), "patch_size": (4, 8)}
+NUM_TOKENS = 13
+
+
+def make_config(**overrides) -> CrateConfig:
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "num_labels": 5, **RECTANGULAR}
+    return CrateConfig(**sizes | overrides)
+
+
+def make_model(model_class=CrateForImageClassification, **overrides):
+    torch.manual_seed(0)
+    model = model_class(make_config(**overrides)).eval()
+    for name, parameter in model.named_parameters():
+        # LayerNorms start as the identity up to the norm; give them something to do.
+        if "layernorm" in name:
+            torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.3)
+    return model
+
+
+def images(batch=2, channels=3, size=RECTANGULAR["image_size"]) -> torch.Tensor:
+    return torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(1))
+
+
+def reference(model: CrateForImageClassification, pixel_values: torch.Tensor) -> torch.Tensor:
+    """The logits by the paper's equations in float64, token by token."""
+    config, weights = model.config, {name: value.double() for name, value in model.state_dict().items()}
+
+    def norm(x, name):
+        x = (x - x.mean()) / (((x - x.mean()) ** 2).mean() + config.layer_norm_eps).sqrt()
+        return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    (patch_height, patch_width), (rows, columns) = config.patch_size, config.image_grid
+    outputs = []
+    for image in pixel_values.double():
+        tokens = [weights["crate.embeddings.cls_token"][0, 0]]
+        for row in range(rows):
+            for column in range(columns):
+                patch = torch.stack(
+                    [
+                        image[channel, row * patch_height + i, column * patch_width + j]
+                        for i in range(patch_height)
+                        for j in range(patch_width)
+                        for channel in range(config.num_channels)
+                    ]
+                )
+                name = "crate.embeddings.patch_embeddings"
+                patch = norm(patch, f"{name}.layernorm_before")
+                patch = weights[f"{name}.projection.weight"] @ patch + weights[f"{name}.projection.bias"]
+                tokens.append(norm(patch, f"{name}.layernorm_after"))
+        z = torch.stack(tokens) + weights["crate.embeddings.position_embeddings"][0]
+        for layer in range(config.num_hidden_layers):
+            name = f"crate.layers.{layer}"
+            normed = torch.stack([norm(token, f"{name}.layernorm_before") for token in z])
+            heads = []
+            for basis in weights[f"{name}.attention.subspace_proj.weight"].split(config.head_dim):
+                w = normed @ basis.T
+                heads.append((w @ w.T / math.sqrt(config.head_dim)).softmax(-1) @ w)
+            mssa = torch.cat(heads, dim=1)
+            if f"{name}.attention.o_proj.weight" in weights:
+                mssa = mssa @ weights[f"{name}.attention.o_proj.weight"].T + weights[f"{name}.attention.o_proj.bias"]
+            y = torch.stack([norm(token, f"{name}.layernorm_after") for token in z + mssa])
+            dictionary = weights[f"{name}.ista.weight"]
+            codes = []
+            for token in y:  # columns, as in the paper
+                code = token + config.ista_step_size * (dictionary.T @ token - dictionary.T @ (dictionary @ token))
+                threshold = config.ista_step_size * config.ista_lambda
+                if config.nonnegative:
+                    codes.append((code - threshold).clamp(min=0))
+                else:
+                    codes.append(code.sign() * (code.abs() - threshold).clamp(min=0))
+            z = torch.stack(codes)
+        pooled = z[0] if config.pooling == "cls" else z.mean(0)
+        outputs.append(weights["classifier.weight"] @ norm(pooled, "layernorm") + weights["classifier.bias"])
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"head_dim": 5},
+        {"pooling": "mean", "num_channels": 1},
+        {"num_attention_heads": 1},
+        {"num_attention_heads": 1, "head_dim": 7},
+        {"nonnegative": False, "ista_step_size": 0.3, "ista_lambda": 0.7},
+        {"layer_norm_eps": 0.1},
+        {"image_size": (32, 12), "patch_size": (8, 4)},
+    ],
+)
+def test_logits_are_those_of_the_equations(overrides):
+    model = make_model(**overrides)
+    pixel_values = images(channels=model.config.num_channels, size=model.config.image_size)
+    expected = reference(model, pixel_values)
+    torch.testing.assert_close(model(pixel_values).logits.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.double()(pixel_values).logits, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_golden_logits_and_activations(golden_crate, dtype):
+    model, golden = golden_crate.model(dtype), golden_crate.tensors
+    seen = {}
+    for index, layer in enumerate(model.crate.layers):
+        layer.attention.subspace_proj.register_forward_hook(
+            lambda module, args, output, index=index: seen.update({f"layer.{index}.subspace_projection": output})
+        )
+        layer.layernorm_after.register_forward_pre_hook(
+            lambda module, args, index=index: seen.update({f"layer.{index}.after_mssa": args[0]})
+        )
+    outputs = model(golden["pixel_values"], output_hidden_states=True)
+    seen["logits"] = outputs.logits
+    for index, hidden_states in enumerate(outputs.hidden_states[1:]):
+        seen[f"layer.{index}.after_ista"] = hidden_states
+    assert seen.keys() == {key for key in golden if key.startswith("layer.") or key == "logits"}
+    for name, value in seen.items():
+        torch.testing.assert_close(value, golden[name].to(dtype), rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for hidden_states, share in zip(outputs.hidden_states[1:], golden_crate.facts["zero_fraction"], strict=True):
+        assert (hidden_states == 0).sum().item() == round(share * hidden_states.numel())
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("tiny", 6_090_856), ("small", 13_116_328), ("base", 22_796_008), ("large", 77_641_192)]
+)
+def test_parameter_counts(size, expected):
+    with torch.device("meta"):
+        model = CrateForImageClassification(CrateConfig.preset(size, num_labels=1000))
+    assert model.num_parameters() == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "present"),
+    [
+        ({"num_attention_heads": 1}, False),
+        ({"num_attention_heads": 1, "head_dim": 7}, True),
+        ({"num_attention_heads": 3}, True),
+    ],
+)
+def test_one_full_subspace_has_no_output_projection(overrides, present):
+    names = {name for name, _ in make_model(**overrides).named_parameters()}
+    assert ("crate.layers.0.attention.o_proj.weight" in names) == present
+
+
+def test_outputs():
+    model = make_model(CrateModel)
+    outputs = model(images(), output_hidden_states=True)
+    assert len(outputs.hidden_states) == model.config.num_hidden_layers + 1
+    assert outputs.last_hidden_state.shape == (2, NUM_TOKENS, 24)
+    assert outputs.hidden_states[-1] is outputs.last_hidden_state
+    torch.testing.assert_close(outputs.hidden_states[0], model.embeddings(images()))
+    torch.testing.assert_close(outputs.pooler_output, outputs.last_hidden_state[:, 0])
+    assert outputs.last_hidden_state.min() == 0
+    assert (outputs.last_hidden_state > 0).any()
+    pooled, last_hidden_state = model(images(), return_dict=False)[::-1]
+    assert pooled.shape == (2, 24)
+    assert last_hidden_state.shape == (2, NUM_TOKENS, 24)
+
+
+def test_sign_preserving_code_has_both_signs_and_zeros():
+    code = make_model(CrateModel, nonnegative=False, ista_lambda=3.0)(images()).last_hidden_state
+    assert (code > 0).any()
+    assert (code < 0).any()
+    assert (code == 0).any()
+
+
+def test_mean_pooling_counts_the_class_token():
+    outputs = make_model(CrateModel, pooling="mean")(images())
+    torch.testing.assert_close(outputs.pooler_output, outputs.last_hidden_state.sum(1) / NUM_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "labels", "loss"),
+    [
+        ("single_label_classification", torch.tensor([1, 4]), F.cross_entropy),
+        ("multi_label_classification", torch.eye(5)[:2], F.binary_cross_entropy_with_logits),
+        ("regression", torch.arange(10.0).view(2, 5), F.mse_loss),
+    ],
+)
+def test_losses(problem_type, labels, loss):
+    model = make_model(problem_type=problem_type)
+    outputs = model(images(), labels=labels)
+    torch.testing.assert_close(outputs.loss, loss(outputs.logits, labels))
+
+
+def test_every_parameter_gets_a_gradient():
+    model = make_model().train()
+    model(images(), labels=torch.tensor([1, 4])).loss.backward()
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().max() > 0] == []
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    model = make_model().train()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        calls = []
+        handle = model.crate.layers[0].attention.register_forward_hook(lambda *args, calls=calls: calls.append(1))
+        model.zero_grad()
+        model(images(), labels=torch.tensor([1, 4])).loss.backward()
+        handle.remove()
+        # Checkpointing runs the layer a second time.
+        assert len(calls) == 1 + checkpointing
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, checkpointed, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
+def test_dropout_acts_in_training_only(name):
+    model = make_model(**{name: 0.5})
+    plain = make_model()(images()).logits
+    torch.testing.assert_close(model(images()).logits, plain)
+    assert not torch.allclose(model.train()(images()).logits, plain)
+
+
+@torch.no_grad()
+def test_attention_implementations_agree():
+    model = make_model(head_dim=16)
+    logits = {}
+    for implementation in ("eager", "sdpa", "flex_attention"):
+        model.set_attn_implementation(implementation)
+        logits[implementation] = model(images()).logits
+    torch.testing.assert_close(logits["sdpa"], logits["eager"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits["flex_attention"], logits["eager"], rtol=0, atol=1e-5)
+
+
+def test_one_projection_is_query_key_and_value():
+    calls = []
+
+    def spy(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
+        calls.append((query is key is value, tuple(query.shape), attention_mask, scaling))
+        return query.transpose(1, 2), None
+
+    AttentionInterface.register("spy", spy)
+    try:
+        model = make_model()
+        model.set_attn_implementation("spy")
+        model(images())
+    finally:
+        AttentionInterface._global_mapping.pop("spy")
+    assert calls == [(True, (2, 3, NUM_TOKENS, 8), None, 8**-0.5)] * 2
+
+
+def test_attentions_are_recorded():
+    model = make_model()
+    model.set_attn_implementation("eager")
+    attentions = model(images(), output_attentions=True).attentions
+    assert [tuple(attention.shape) for attention in attentions] == [(2, 3, NUM_TOKENS, NUM_TOKENS)] * 2
+    torch.testing.assert_close(attentions[1].sum(-1), torch.ones(2, 3, NUM_TOKENS))
+
+
+class _Shapes(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        self.seen |= {tuple(leaf.shape) for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)}
+        return output
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_sdpa_never_forms_the_matrix_of_all_pairs(implementation):
+    model = make_model().train()
+    model.set_attn_implementation(implementation)
+    with _Shapes() as shapes:
+        model(images(), labels=torch.tensor([1, 4])).loss.backward()
+    quadratic = {shape for shape in shapes.seen if shape[-2:] == (NUM_TOKENS, NUM_TOKENS)}
+    assert bool(quadratic) == (implementation == "eager")
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1), penalty=st.floats(0, 2), share=st.floats(0.05, 1))
+def test_ista_step_descends_on_the_lasso_objective(seed, penalty, share):
+    """A proximal gradient step of at most 1/‖D‖² never increases ½‖Y − Dz‖² + λ‖z‖₁, started at z = Y."""
+    generator = torch.Generator().manual_seed(seed)
+    dictionary = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    step_size = share / torch.linalg.matrix_norm(dictionary, 2).item() ** 2
+    config = make_config(
+        hidden_size=6, nonnegative=False, ista_step_size=step_size, ista_lambda=penalty, layer_norm_eps=1e-5
+    )
+    ista = CrateISTA(config).double()
+    ista.weight.data = dictionary
+    y = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+
+    def objective(z):
+        return ((y - z @ dictionary.T) ** 2).sum(-1) / 2 + penalty * z.abs().sum(-1)
+
+    assert (objective(ista(y)) <= objective(y) + 1e-9).all()
+
+
+def _ista_flops(model) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model.crate.layers[0].ista(torch.randn(2, NUM_TOKENS, 24))
+    return counter.get_total_flops()
+
+
+def test_ista_costs_two_products_and_fused_one():
+    model = make_model()
+    product = 2 * 2 * NUM_TOKENS * 24 * 24
+    assert _ista_flops(model) == 2 * product
+    model.fuse_ista()
+    assert _ista_flops(model) == product
+    model.unfuse_ista()
+    assert _ista_flops(model) == 2 * product
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+def test_fusing_changes_neither_logits_nor_checkpoint(tmp_path, nonnegative):
+    model = make_model(nonnegative=nonnegative, ista_step_size=0.4)
+    expected, state = model(images()).logits, {name: value.clone() for name, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "plain")
+    model.fuse_ista()
+    torch.testing.assert_close(model(images()).logits, expected, rtol=0, atol=1e-5)
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    model.save_pretrained(tmp_path / "fused")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "fused" / name).read_bytes()
+    model.unfuse_ista()
+    assert torch.equal(model(images()).logits, expected)
+
+
+def test_fusing_is_refused_in_training():
+    with pytest.raises(RuntimeError, match=r"model\.eval\(\)"):
+        make_model().train().fuse_ista()
+
+
+def test_training_mode_undoes_the_fold():
+    model = make_model()
+    model.fuse_ista()
+    assert _ista_flops(model) == 2 * 2 * NUM_TOKENS * 24 * 24
+    model.train()
+    model(images(), labels=torch.tensor([1, 4])).loss.backward()
+    assert model.crate.layers[0].ista.weight.grad.abs().max() > 0
+
+
+def test_loading_weights_undoes_the_fold():
+    model, other = make_model(), make_model()
+    torch.nn.init.normal_(other.crate.layers[1].ista.weight)
+    model.fuse_ista()
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model(images()).logits, other(images()).logits)
+
+
+def test_fold_follows_the_precision_of_the_model():
+    model = make_model()
+    model.fuse_ista()
+    expected = model(images()).logits
+    torch.testing.assert_close(model.to(torch.bfloat16)(images()).logits.float(), expected, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fused", [False, True])
+def test_half_precision(tmp_path, dtype, fused):
+    model = make_model()
+    expected = model(images()).logits
+    model.save_pretrained(tmp_path)
+    model = CrateForImageClassification.from_pretrained(tmp_path, dtype=dtype)
+    if fused:
+        model.fuse_ista()
+    logits = model(images()).logits
+    assert logits.dtype == dtype
+    assert (logits.float() - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_autocast_keeps_the_code_in_single_precision():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = make_model()(images(), output_hidden_states=True)
+    assert {hidden_states.dtype for hidden_states in outputs.hidden_states} == {torch.float32}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_compiles_without_graph_breaks(fused):
+    model = make_model()
+    expected = model(images()).logits
+    if fused:
+        model.fuse_ista()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images()).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_fusing_a_compiled_model_takes_effect():
+    model = make_model()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    expected = compiled(images()).logits
+    compiled.fuse_ista()
+    # Were the unfused graph run again, breaking the fold would go unnoticed.
+    torch.testing.assert_close(compiled(images()).logits, expected, rtol=0, atol=1e-5)
+    model.crate.layers[0].ista.fused_weight.zero_()
+    assert not torch.allclose(compiled(images()).logits, expected, rtol=0, atol=1e-3)
+
+
+def test_training_step_compiles():
+    model = make_model().train()
+    labels = torch.tensor([1, 4])
+    model(images(), labels=labels).loss.backward()
+    expected = model.crate.layers[0].ista.weight.grad.clone()
+    model.zero_grad()
+    torch._dynamo.reset()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(images(), labels=labels).loss.backward()
+    torch.testing.assert_close(model.crate.layers[0].ista.weight.grad, expected)
+
+
+def test_exports():
+    model = make_model()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(model, (), {"pixel_values": images()}, dynamic_shapes={"pixel_values": {0: batch}})
+    other = images(batch=5)
+    torch.testing.assert_close(program.module()(pixel_values=other).logits, model(other).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_onnx_computes_what_eager_computes(tmp_path, fused):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model = make_model()
+    expected = model(images()).logits
+    if fused:
+        model.fuse_ista()
+    torch.onnx.export(model, (images(),), tmp_path / "crate.onnx", input_names=["pixel_values"], verbose=False)
+    session = runtime.InferenceSession(tmp_path / "crate.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"pixel_values": images().numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=0, atol=1e-5)
+
+
+def test_auto_classes_load_what_was_saved(tmp_path):
+    model = make_model()
+    expected = model(images(), output_hidden_states=True)
+    model.save_pretrained(tmp_path)
+    classifier = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert isinstance(classifier, CrateForImageClassification)
+    assert torch.equal(classifier(images()).logits, expected.logits)
+    bare = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(bare, CrateModel)
+    assert torch.equal(bare(images()).last_hidden_state, expected.hidden_states[-1])
+    bare.save_pretrained(tmp_path / "bare")
+    classifier = AutoModelForImageClassification.from_pretrained(tmp_path / "bare", num_labels=7)
+    assert torch.equal(classifier(images(), output_hidden_states=True).hidden_states[-1], expected.hidden_states[-1])
+    assert classifier.classifier.weight.shape == (7, 24)
+
+
+def test_auto_image_processor_knows_the_model_type(tmp_path):
+    make_config().save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 12, "width": 32}}')
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    assert processor(torch.zeros(3, 40, 50, dtype=torch.uint8), return_tensors="pt").pixel_values.shape[-2:] == (
+        12,
+        32,
+    )
+
+
+def test_initialisation_is_the_authors(tmp_path):
+    config = make_config(hidden_size=384, num_attention_heads=6)
+    torch.manual_seed(0)
+    model = CrateForImageClassification(config)
+    # A checkpoint with nothing in it, so that every parameter is made on the meta device and initialised afterwards.
+    model.save_pretrained(tmp_path, state_dict={"none": torch.zeros(1)})
+    torch.manual_seed(0)
+    loaded = CrateForImageClassification.from_pretrained(tmp_path)
+    for initialised in (model, loaded):
+        layer, embeddings = initialised.crate.layers[0], initialised.crate.embeddings
+        for weight, bound in (
+            (layer.ista.weight, math.sqrt(6 / 384)),
+            (layer.attention.subspace_proj.weight, 384**-0.5),
+            (layer.attention.o_proj.weight, 384**-0.5),
+            (layer.attention.o_proj.bias, 384**-0.5),
+            (embeddings.patch_embeddings.projection.weight, 96**-0.5),
+        ):
+            assert 0.97 * bound < weight.abs().max() <= bound
+            assert abs(weight.std() / (bound / math.sqrt(3)) - 1) < 0.1
+        for gaussian in (embeddings.cls_token, embeddings.position_embeddings):
+            assert abs(gaussian.std() - 1) < 0.15
+            assert abs(gaussian.mean()) < 0.15
+        assert all((m.weight == 1).all() for m in initialised.modules() if isinstance(m, torch.nn.LayerNorm))
+
+
+def test_device_map_with_a_layer_on_disk(tmp_path):
+    model = make_model()
+    expected = model(images()).logits
+    model.save_pretrained(tmp_path / "model")
+    device_map = {
+        "crate.embeddings": "cpu",
+        "crate.layers.0": "disk",
+        "crate.layers.1": "cpu",
+        "layernorm": "cpu",
+        "classifier": "cpu",
+    }
+    model = CrateForImageClassification.from_pretrained(
+        tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
+    )
+    assert model.crate.layers[0].ista.weight.is_meta
+    torch.testing.assert_close(model(images()).logits, expected)
+
+
+def test_positions_are_interpolated_to_other_images():
+    model = make_model(CrateModel)
+    larger = images(size=(20, 40))
+    with pytest.raises(ValueError, match=r"5\*5 patches, the model has 3\*4 positions.*interpolate_pos_encoding"):
+        model(larger)
+    assert model(larger, interpolate_pos_encoding=True).last_hidden_state.shape == (2, 26, 24)
+    assert torch.equal(
+        model(images(), interpolate_pos_encoding=True).last_hidden_state, model(images()).last_hidden_state
+    )
+    # A ramp along the columns stays a ramp along the columns.
+    positions = model.embeddings.position_embeddings
+    positions.data = torch.arange(4.0).repeat(3).view(1, 12, 1).expand(1, 12, 24).contiguous()
+    positions.data = torch.cat((torch.full((1, 1, 24), 9.0), positions.data), dim=1)
+    interpolated = model.embeddings.interpolate_pos_encoding((6, 8))
+    assert (interpolated[:, 0] == 9).all()
+    ramp = interpolated[0, 1:, 0].view(6, 8)
+    assert (ramp[:, 1:] > ramp[:, :-1]).all()
+    torch.testing.assert_close(ramp, ramp[:1].expand(6, 8))
+
+
+@pytest.mark.parametrize(
+    ("pixel_values", "message"),
+    [
+        (torch.zeros(1, 1, 12, 32), "1 channels.*`num_channels` = 3"),
+        (torch.zeros(1, 3, 13, 32), r"13\*32.*4\*8"),
+        (torch.zeros(1, 3, 32, 12), r"32\*12.*4\*8"),
+    ],
+)
+def test_images_that_do_not_fit(pixel_values, message):
+    with pytest.raises(ValueError, match=message):
+        make_model()(pixel_values)
+
+
+def test_backbone_lays_the_codes_out_as_images(tmp_path):
+    classifier = make_model()
+    hidden_states = classifier(images(), output_hidden_states=True).hidden_states
+    classifier.save_pretrained(tmp_path)
+    backbone = CrateBackbone.from_pretrained(tmp_path, out_features=["stem", "stage2"])
+    assert backbone.channels == [24, 24]
+    outputs = backbone(images())
+    assert outputs.hidden_states is None
+    for feature_map, hidden_state in zip(outputs.feature_maps, (hidden_states[0], hidden_states[2]), strict=True):
+        assert feature_map.shape == (2, 24, 3, 4)
+        for row in range(3):
+            for column in range(4):
+                torch.testing.assert_close(feature_map[:, :, row, column], hidden_state[:, 1 + 4 * row + column])
+
+
+def test_auto_backbone():
+    torch.manual_seed(0)
+    backbone = AutoBackbone.from_config(make_config(out_indices=[1]))
+    assert isinstance(backbone, CrateBackbone)
+    outputs = backbone(images(size=(8, 40)), interpolate_pos_encoding=True, output_hidden_states=True)
+    assert [tuple(feature_map.shape) for feature_map in outputs.feature_maps] == [(2, 24, 2, 5)]
+    assert len(outputs.hidden_states) == 3
+    assert len(backbone(images(), return_dict=False)[0]) == 1
