@@ -113,15 +113,19 @@ def record_layers(model: PreTrainedModel, projection: str = "value") -> Iterator
     for layer in model.modules():
         if not isinstance(layer, GradientCheckpointingLayer):
             continue
-        modules = {name.rpartition(".")[2]: module for name, module in layer.named_modules()}
-        found = [modules[name] for name in _PROJECTIONS[projection] if isinstance(modules.get(name), nn.Linear)]
+        found = [
+            (layer.get_submodule(parent), module)
+            for parent, _, name, module in ((*path.rpartition("."), module) for path, module in layer.named_modules())
+            if name in _PROJECTIONS[projection] and isinstance(module, nn.Linear)
+        ]
         if not found:
             continue
+        attention, linear = found[0]
         records.append(states := LayerStates())
-        handles.append(found[0].register_forward_hook(_projection_hook(states, model.config.num_attention_heads)))
+        handles.append(linear.register_forward_hook(_projection_hook(states, _num_heads(attention, model))))
         handles.append(layer.register_forward_hook(_output_hook(states)))
-        if "layernorm_after" in modules:
-            handles.append(modules["layernorm_after"].register_forward_pre_hook(_after_attention_hook(states)))
+        if isinstance(norm := getattr(layer, "layernorm_after", None), nn.Module):
+            handles.append(norm.register_forward_pre_hook(_after_attention_hook(states)))
     if not records:
         raise ValueError(
             f"{type(model).__name__} has no layer with a linear {projection} projection named one of "
@@ -132,6 +136,14 @@ def record_layers(model: PreTrainedModel, projection: str = "value") -> Iterator
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _num_heads(attention: nn.Module, model: PreTrainedModel) -> int:
+    # Models with several towers have no single number in their config; their attention modules know it.
+    for name in ("num_attention_heads", "num_heads"):
+        if hasattr(attention, name):
+            return getattr(attention, name)
+    return model.config.num_attention_heads
 
 
 def _projection_hook(states: LayerStates, num_heads: int):

@@ -104,7 +104,7 @@ def _image_and_patch_size(
     """Image size, patch size and number of channels that give these shapes; square ones where there is a choice."""
     if image_size is None:
         rows = math.isqrt(num_patches)
-        # Colour images are likelier than grey ones, and both than any other number of channels.
+        # Three channels or one, before any other number that fits.
         channels = (3, 1, *range(2, patch_dim + 1))
         sides = ((math.isqrt(patch_dim // c), c) for c in channels)
         side = next((side for side, c in sides if side * side * c == patch_dim), 0)

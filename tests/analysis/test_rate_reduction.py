@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers import (
+    CLIPConfig,
+    CLIPForImageClassification,
     Dinov2Config,
     Dinov2ForImageClassification,
     ResNetConfig,
@@ -171,20 +173,26 @@ def test_backbones_are_measured_too():
 
 
 @pytest.mark.parametrize("projection", ["query", "key", "value"])
-@pytest.mark.parametrize("family", ["vit", "dinov2"])
+@pytest.mark.parametrize("family", ["vit", "dinov2", "clip"])
 def test_vision_transformers_by_their_heads_projections(projection, family):
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 8, "patch_size": 4}
     torch.manual_seed(0)
     if family == "vit":
         model = ViTForImageClassification(ViTConfig(intermediate_size=32, **sizes)).eval()
         attentions = [layer.attention for layer in model.vit.layers]
+    elif family == "clip":
+        vision_config = {"intermediate_size": 32, **sizes}
+        model = CLIPForImageClassification(CLIPConfig(vision_config=vision_config)).eval()
+        attentions = [layer.self_attn for layer in model.vision_model.encoder.layers]
     else:
         model = Dinov2ForImageClassification(Dinov2Config(**sizes)).eval()
         attentions = [layer.attention for layer in model.dinov2.encoder.layer]
     images = features(0, 3, 3, 8, 8).float()
     inputs = []
     for attention in attentions:
-        attention.register_forward_pre_hook(lambda module, args, kwargs: inputs.append(args[0]), with_kwargs=True)
+        attention.register_forward_pre_hook(
+            lambda module, args, kwargs: inputs.append((*args, *kwargs.values())[0]), with_kwargs=True
+        )
     model(images)
     weights = [dict(a.named_parameters()) for a in attentions]
     names = {"query": ("q_proj", "query"), "key": ("k_proj", "key"), "value": ("v_proj", "value")}[projection]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -275,6 +276,22 @@ def test_a_failed_write_leaves_the_previous_folder(tmp_path, checkpoint, monkeyp
     monkeypatch.setattr(CrateForImageClassification, "save_pretrained", full_disk)
     assert main([*checkpoint, "--output", str(output), "--overwrite"]) == 2
     assert capsys.readouterr().err.endswith("no space left\n")
+    assert {name: (output / name).read_bytes() for name in os.listdir(output)} == before
+    assert sorted(os.listdir(tmp_path)) == ["model", "official.pth"]
+
+
+def test_a_failed_replacement_puts_the_previous_folder_back(tmp_path, checkpoint, monkeypatch):
+    output, rename = tmp_path / "model", Path.rename
+    assert main([*checkpoint, "--output", str(output)]) == 0
+    before = {name: (output / name).read_bytes() for name in os.listdir(output)}
+
+    def rename_all_but_new(self, target):
+        if ".new-" in self.name:
+            raise OSError("no permission")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_all_but_new)
+    assert main([*checkpoint, "--output", str(output), "--overwrite"]) == 2
     assert {name: (output / name).read_bytes() for name in os.listdir(output)} == before
     assert sorted(os.listdir(tmp_path)) == ["model", "official.pth"]
 

@@ -237,6 +237,15 @@ def test_dropout_acts_in_training_only(name):
     assert not torch.allclose(model.train()(images()).logits, plain)
 
 
+def test_dropout_spares_the_residual_stream():
+    layer = make_model(hidden_dropout_prob=0.5).crate.layers[0].train()
+    tokens, after_mssa = torch.randn(2, NUM_TOKENS, 24), []
+    layer.layernorm_after.register_forward_pre_hook(lambda module, args: after_mssa.append(args[0]))
+    layer(tokens)
+    kept = after_mssa[0] == tokens
+    assert 0.4 < kept.double().mean() < 0.6
+
+
 @torch.no_grad()
 def test_attention_implementations_agree():
     model = make_model(head_dim=16)
@@ -375,6 +384,15 @@ def test_fold_follows_the_precision_of_the_model():
     torch.testing.assert_close(model.to(torch.bfloat16)(images()).logits.float(), expected, rtol=0.1, atol=0.1)
 
 
+def test_fold_is_rounded_once():
+    ista = CrateISTA(make_config(hidden_size=64, head_dim=8)).to(torch.bfloat16).eval()
+    torch.nn.init.normal_(ista.weight, generator=torch.Generator().manual_seed(0))
+    ista.fuse()
+    weight = ista.weight.double()
+    fold = torch.eye(64) + 0.1 * (weight.T - weight.T @ weight)
+    assert (ista.fused_weight == fold.to(torch.bfloat16)).double().mean() > 0.99
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fused", [False, True])
 def test_half_precision(tmp_path, dtype, fused):
@@ -395,14 +413,14 @@ def test_autocast_keeps_the_code_in_single_precision():
     assert {hidden_states.dtype for hidden_states in outputs.hidden_states} == {torch.float32}
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_compiles_without_graph_breaks(fused):
+@pytest.mark.parametrize(("fused", "backend"), [(False, "aot_eager"), (True, "inductor")])
+def test_compiles_without_graph_breaks(fused, backend):
     model = make_model()
     expected = model(images()).logits
     if fused:
         model.fuse_ista()
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     torch.testing.assert_close(compiled(images()).logits, expected, rtol=0, atol=1e-5)
 
 
