@@ -224,7 +224,9 @@ def layerwise_rate_reduction(
                 rates.append(
                     [coding_rate(F.normalize(_at_least_single(s.projections), dim=-1), eps).sum(-1) for s in layers]
                 )
-                zero_shares.append([(s.output == 0).double().mean(dim=(1, 2)) for s in layers])
+                zero_shares.append(
+                    [(s.output == 0).sum(dim=(1, 2)).cpu().double() / s.output[0].numel() for s in layers]
+                )
     finally:
         model.train(training)
     if not rates:

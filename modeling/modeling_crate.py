@@ -339,7 +339,7 @@ class CrateForImageClassification(CratePreTrainedModel):
             interpolate_pos_encoding: see [`CrateModel.forward`].
         """
         outputs: BaseModelOutputWithPooling = self.crate(
-            pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs
+            pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, return_dict=True, **kwargs
         )
         logits = self.classifier(self.layernorm(outputs.pooler_output))
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
@@ -366,7 +366,7 @@ class CrateBackbone(BackboneMixin, CrateModel):
         Returns:
             `feature_maps`, one a stage: `(batch, d, rows, columns)` with the rows and columns of the patch grid.
         """
-        outputs: BaseModelOutputWithPooling = CrateModel.forward(self, pixel_values, **kwargs)
+        outputs: BaseModelOutputWithPooling = CrateModel.forward(self, pixel_values, return_dict=True, **kwargs)
         grid = self.embeddings.patch_embeddings.grid(pixel_values)
         feature_maps = tuple(
             hidden_state[:, 1:].transpose(1, 2).unflatten(2, grid).contiguous()
