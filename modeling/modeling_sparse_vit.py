@@ -3,6 +3,7 @@
 """Sparse ViT: transformers' ViT with a doubly biased MLP and JSReLU (arXiv 2309.03004)."""
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoImageProcessor,
@@ -113,7 +114,7 @@ class SparseViTPreTrainedModel(ViTPreTrainedModel):
         previous, self.config.activation_mix = self.config.activation_mix, portion
         try:
             self.config.validate()
-        except ValueError:
+        except StrictDataclassError:
             self.config.activation_mix = previous
             raise
         for activation in activations:

@@ -1,48 +1,68 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-import json
-from dataclasses import dataclass
-from pathlib import Path
+import os
+import tempfile
+
+
+# Before anything imports huggingface_hub: no test may reach for a network, or leave something in the user's cache.
+_CACHE = tempfile.TemporaryDirectory(prefix="sparsight-tests-")
+os.environ["HF_HOME"] = _CACHE.name
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
 from hypothesis import settings
-from safetensors.torch import load_file
+from transformers import ViTConfig, ViTForImageClassification
 
-from sparsight.modeling.crate_checkpoints import config_from_official, from_official
+from crate_testing import GOLDEN, GoldenCrate
+from helpers import TINY_RECIPE, TINY_VIT, randomize
+from sparsight import SparseViTConfig, SparseViTForImageClassification
 
 
 # The same examples in every run, and no deadline that a busy machine could miss.
 settings.register_profile("sparsight", derandomize=True, deadline=None)
 settings.load_profile("sparsight")
 
-GOLDEN = Path(__file__).parent / "golden"
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
-@dataclass
-class GoldenCrate:
-    """What the authors' code computes in float64, and our model with the same weights."""
-
-    name: str
-    tensors: dict[str, torch.Tensor]
-    facts: dict
-
-    @property
-    def official(self) -> dict[str, torch.Tensor]:
-        """The weights in the authors' layout."""
-        return {k.removeprefix("official."): v for k, v in self.tensors.items() if k.startswith("official.")}
-
-    @property
-    def arguments(self) -> dict:
-        """What the weights do not tell."""
-        official = self.facts["official_arguments"]
-        return {"num_attention_heads": official["heads"], "pooling": official.get("pool", "cls")}
-
-    def model(self, dtype: torch.dtype = torch.float64):
-        return from_official(self.official, config_from_official(self.official, **self.arguments)).to(dtype)
+@pytest.fixture
+def tiny_vit() -> dict:
+    """Config fields of a ViT that is quick to run: 8×8 images, 17 tokens."""
+    return dict(TINY_VIT)
 
 
-@pytest.fixture(params=["crate_cls", "crate_one_head_mean_pool"])
+@pytest.fixture
+def sparse_vit(tiny_vit) -> SparseViTForImageClassification:
+    """A Sparse ViT with random parameters, zeroth biases among them."""
+    return randomize(SparseViTForImageClassification(SparseViTConfig(**tiny_vit)))
+
+
+@pytest.fixture
+def vanilla_vit(tiny_vit) -> ViTForImageClassification:
+    """transformers' own ViT with random parameters."""
+    return randomize(ViTForImageClassification(ViTConfig(**tiny_vit)))
+
+
+@pytest.fixture
+def pixel_values() -> torch.Tensor:
+    return torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def tiny_recipe(tmp_path_factory) -> str:
+    """A recipe that trains a Sparse ViT on a few digits: 4 optimizer steps an epoch of a few milliseconds each."""
+    path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    path.write_text(TINY_RECIPE)
+    return str(path)
+
+
+@pytest.fixture(params=sorted(path.stem for path in GOLDEN.glob("*.json")))
 def golden_crate(request) -> GoldenCrate:
-    facts = json.loads((GOLDEN / f"{request.param}.json").read_text())
-    return GoldenCrate(request.param, load_file(GOLDEN / f"{request.param}.safetensors"), facts)
+    """Each of the files with numbers of the authors' code."""
+    return GoldenCrate.load(request.param)

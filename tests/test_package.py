@@ -1,0 +1,171 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The package as a whole: its floors, its import, the wheel, and what README promises."""
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+from helpers import ROOT, TINY_VIT, run_python
+from sparsight.training.arguments import LoopArguments, parse_arguments
+from sparsight.training.image_data import ImageArguments
+
+
+FLOORS = {
+    "configuration": {"configuration"},
+    "modeling": {"configuration", "modeling"},
+    "analysis": {"configuration", "modeling", "analysis"},
+    "metrics": set(),
+    "training": {"configuration", "modeling", "analysis", "training"},
+}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_imports_run_downwards_only(floor):
+    for path in (ROOT / floor).rglob("*.py"):
+        found = imports(path)
+        own = {name.split(".")[1] for name in found if name.startswith("sparsight.")}
+        assert own & {*FLOORS, "hub_cards"} <= FLOORS[floor], path
+        if floor in ("configuration", "modeling"):
+            assert not {name.split(".")[0] for name in found} & {"peft", "accelerate", "datasets", "timm"}, path
+
+
+def test_no_script_shadows_a_library():
+    """`python training/x.py` puts training/ first on the path."""
+    libraries = {name.split(".")[0] for path in ROOT.rglob("training/*.py") for name in imports(path)}
+    assert not {path.stem for path in (ROOT / "training").iterdir()} & (libraries | sys.stdlib_module_names)
+
+
+def test_import_warns_of_nothing_and_registers_the_families():
+    code = (
+        "import sparsight, transformers\n"
+        "assert transformers.AutoConfig.for_model('sparse_vit').__class__ is sparsight.SparseViTConfig\n"
+        "assert all(hasattr(sparsight, name) for name in sparsight.__all__)\n"
+    )
+    done = run_python("-W", "error", "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_and_inference_need_the_core_dependencies_only():
+    """The extras are blocked, as they would be missing after `pip install sparsight`."""
+    code = (
+        "import sys\n"
+        "for name in ('torchvision', 'timm', 'sklearn', 'matplotlib', 'tensorboard', 'yaml'):\n"
+        "    if name != 'yaml': sys.modules[name] = None\n"
+        "import torch, sparsight\n"
+        f"config = sparsight.SparseViTConfig(**{TINY_VIT!r})\n"
+        "model = sparsight.SparseViTForImageClassification(config)\n"
+        "print(model(torch.randn(1, 3, 8, 8)).logits.shape)\n"
+        "import sparsight.analysis.sparsity\n"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "[1, 10]" in done.stdout
+
+
+def test_the_wheel_holds_all_that_the_scripts_need(tmp_path):
+    """Built, installed away from the checkout, and a script started from it."""
+    ignored = shutil.ignore_patterns(".git", "build", "*.egg-info", "outputs")  # an old build would mix in
+    source = shutil.copytree(ROOT, tmp_path / "source", ignore=ignored)
+    build = run_python("-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", source)
+    assert build.returncode == 0, build.stderr[-2000:]
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    site = tmp_path / "site"
+    pip = run_python("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", site, wheel)
+    assert pip.returncode == 0, pip.stderr
+    environment = {"PYTHONPATH": str(site)}
+    where = run_python("-c", "import sparsight; print(sparsight.__file__)", cwd=tmp_path, **environment)
+    assert where.stdout.strip() == str(site / "sparsight" / "__init__.py")
+
+    module = "sparsight.training.train_image_classification"
+    args = ["--output_dir", "run", "--max_steps", "2", "--max_train_samples", "64", "--max_eval_samples", "32"]
+    done = run_python("-m", module, "--recipe", "vit_digits", *args, cwd=tmp_path, **environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run" / "results.json").is_file()
+    for source, target in (("training/recipes", "*.yaml"), ("metrics", "*/*.py")):
+        expected = {path.relative_to(ROOT / source) for path in (ROOT / source).glob(target)}
+        installed = site / "sparsight" / source
+        assert expected
+        assert expected == {path.relative_to(installed) for path in installed.glob(target)}
+
+
+# --- README ----------------------------------------------------------------------------------------------------------
+
+
+def test_readme_begins_with_the_two_commands():
+    commands = re.findall(r"^(pip install .*)$", README, flags=re.MULTILINE)
+    assert commands[:2] == [
+        'pip install -e ".[train]" && accelerate launch training/finetune_sparsity.py',
+        'pip install -e ".[train,test]" && pytest',
+    ]
+    assert commands[1] in README[:1500]
+
+
+def test_readme_names_files_that_exist():
+    for path in re.findall(r"(?:training|benchmarks|metrics|analysis|modeling)/[\w/]+\.(?:py|yaml)", README):
+        assert (ROOT / path).is_file(), path
+    for link in re.findall(r"\]\((?!https?:|#)([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+@pytest.fixture
+def readme_folder(tmp_path):
+    """What README's examples load: a ViT and an image, in small."""
+    config = ViTConfig(**{**TINY_VIT, "image_size": 224, "patch_size": 32})
+    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor().save_pretrained(tmp_path / "vit")
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "cat.jpg")
+    return tmp_path
+
+
+def test_readme_examples_run(readme_folder):
+    """All Python blocks, one after the other, with the checkpoint of the Hub replaced by a small one."""
+    blocks = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 3
+    code = "\n".join(blocks).replace("google/vit-base-patch16-224", "vit").replace('"metrics/', f'"{ROOT}/metrics/')
+    done = run_python("-c", code, cwd=readme_folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_readme_commands_are_accepted():
+    """Every command line of ours in README, by the parser of its script."""
+    commands = re.findall(r"^accelerate launch training/(\w+)\.py(.*)$", README, flags=re.MULTILINE)
+    assert len(commands) > 5
+    for script, line in commands:
+        module = importlib.import_module(f"sparsight.training.{script}")
+        own = module.FinetuneArguments if script == "finetune_sparsity" else module.ModelArguments
+        *_, loop = parse_arguments((own, ImageArguments, LoopArguments), line.split(), "", module.default_recipe)
+        loop.check()
+    for script, line in re.findall(r"python benchmarks/(\w+)\.py([^`\n]*)", README):
+        text = (ROOT / "benchmarks" / f"{script}.py").read_text()
+        assert all(f'"{flag}"' in text for flag in line.split() if flag.startswith("--"))
+
+
+def test_every_file_has_its_licence():
+    files = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in files.split():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not text or "SPDX-License-Identifier: Apache-2.0" in text[:200], name
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
