@@ -65,7 +65,7 @@ def finished(recipes, tmp_path_factory) -> Path:
 def eval_batch() -> dict[str, torch.Tensor]:
     data = load_images(ImageArguments(max_eval_samples=100))
     config = ViTConfig(image_size=8)
-    return EvalCollator(config, make_image_processor(config))(list(data.eval))
+    return EvalCollator(config, make_image_processor(config, ImageArguments()))(list(data.eval))
 
 
 def test_what_the_job_writes(finished):
