@@ -30,6 +30,7 @@ def rate_reduction_table(rates: dict[str, list[LayerRates]]) -> str:
 
 
 def rate_reduction(args: argparse.Namespace) -> None:
+    from sparsight.analysis.plots import save_figure
     from sparsight.analysis.whitebox_plots import plot_rate_reduction
 
     images = digits_images()[0] if args.dataset == "digits" else folder_images(args.dataset)
@@ -44,8 +45,7 @@ def rate_reduction(args: argparse.Namespace) -> None:
             model = AutoModelForImageClassification.from_config(AutoConfig.from_pretrained(path)).to(args.device)
             rates[f"{path} (random)"] = layerwise_rate_reduction(model, loader, args.eps, args.projection)
     print(rate_reduction_table(rates))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    plot_rate_reduction(rates).savefig(args.output, dpi=150)
+    save_figure(plot_rate_reduction(rates), args.output)
     print(f"figure: {args.output}")
 
 
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args.run(args)
     except (OSError, ValueError) as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 
