@@ -45,7 +45,7 @@ def plot_rate_reduction(rates: Mapping[str, Sequence[LayerRates]]) -> Figure:
     _tidy(panels[1], "Sparsity after the layer", "non-zero entries")
     panels[1].yaxis.set_major_formatter(PercentFormatter(1))
     panels[1].set_ylim(0, 1.02)
-    panels[0].legend(frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
