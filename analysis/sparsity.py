@@ -13,10 +13,11 @@ from torch.utils.module_tracker import ModuleTracker
 from transformers.activations import ACT2CLS
 
 from sparsight.modeling.activations import JSReLU, MixedActivation
+from sparsight.modeling.modeling_crate import CrateISTA
 
 
 # σ'(x) ≠ 0 just where σ(x) ≠ 0, so one count serves for both.
-_RECTIFIERS = (nn.ReLU, JSReLU, MixedActivation)
+_RECTIFIERS = (nn.ReLU, JSReLU, MixedActivation, CrateISTA)
 _ACTIVATIONS = (
     MixedActivation,
     *{entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()},
@@ -28,7 +29,8 @@ _WRAPPER_PREFIXES = ("base_model.model.", "module.", "_orig_mod.")
 def find_mlp_activations(model: nn.Module) -> dict[str, nn.Module]:
     """The activation modules of the MLPs in the repeated layers of a transformers model, by the name of their MLP.
 
-    An activation counts where it stands beside a matrix inside a numbered layer; so a pooler's does not.
+    An activation counts where it stands beside a matrix inside a numbered layer; so a pooler's does not. CRATE has no
+    MLP: there it is the ISTA steps, whose output is the sparse code.
 
     Raises:
         ValueError: if there is none, as in a model that calls its activation as a function.
@@ -37,19 +39,26 @@ def find_mlp_activations(model: nn.Module) -> dict[str, nn.Module]:
     for name, owner in model.named_modules():
         if not any(part.isdigit() for part in name.split(".")):
             continue
+        if isinstance(owner, CrateISTA):
+            found[_strip_wrappers(name)] = owner
+            continue
         children = list(owner.named_children())
         # `in_features` / `nf`: nn.Linear, PEFT's wrappers around it, and the Conv1D of GPT-2.
         if not any(hasattr(child, "in_features") or hasattr(child, "nf") for _, child in children):
             continue
         for child_name, child in children:
             if isinstance(child, _ACTIVATIONS):
-                stripped = name
-                while (prefix := next((p for p in _WRAPPER_PREFIXES if stripped.startswith(p)), None)) is not None:
-                    stripped = stripped.removeprefix(prefix)
-                found[stripped if stripped not in found else f"{stripped}.{child_name}"] = child
+                own_name = _strip_wrappers(name)
+                found[own_name if own_name not in found else f"{own_name}.{child_name}"] = child
     if not found:
         raise ValueError(f"{type(model).__name__} has no MLP whose activation is a module: nothing to count")
     return found
+
+
+def _strip_wrappers(name: str) -> str:
+    while (prefix := next((prefix for prefix in _WRAPPER_PREFIXES if name.startswith(prefix)), None)) is not None:
+        name = name.removeprefix(prefix)
+    return name
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,14 @@ class SparsityMeter:
             derivative_nonzero_share_per_layer=dict(zip(self.activations, shares[:, 1].tolist(), strict=True)),
             num_tokens=dict(zip(self.activations, counts[:, 3].tolist(), strict=True)),
         )
+
+
+def make_meter(model: nn.Module) -> SparsityMeter | None:
+    """A [`SparsityMeter`] of `model`, None where it has nothing to count."""
+    try:
+        return SparsityMeter(model)
+    except ValueError:
+        return None
 
 
 def _count_nonzero(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -3,16 +3,16 @@
 """Sparse ViT model configuration"""
 
 import math
-from dataclasses import fields
-from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, ViTConfig
 from transformers.activations import ACT2FN
 
+from sparsight.configuration.overrides import ValidatedOverridesMixin
+
 
 @strict
-class SparseViTConfig(ViTConfig):
+class SparseViTConfig(ValidatedOverridesMixin, ViTConfig):
     r"""
     Configuration of a [`SparseViTModel`]: transformers' ViT whose MLP blocks may have a zeroth bias and JSReLU
     (arXiv 2309.03004). With `hidden_act="relu", zeroth_bias=False` it is the paper's vanilla ViT. Every field of
@@ -94,12 +94,6 @@ class SparseViTConfig(ViTConfig):
             # A vanilla ViT is meant to load here. Where its config leaves the activation out, it means ViT's default.
             config_dict = {"hidden_act": ViTConfig.hidden_act, **config_dict, "model_type": cls.model_type}
         return config_dict, kwargs
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        # Overrides go in before construction, so that they are validated together with the rest.
-        overrides = {field.name for field in fields(cls)} & kwargs.keys() - {"dtype"}
-        return super().from_dict(config_dict | {name: kwargs.pop(name) for name in overrides}, **kwargs)
 
 
 AutoConfig.register(SparseViTConfig.model_type, SparseViTConfig)

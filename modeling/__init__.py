@@ -3,6 +3,12 @@
 """One model file a family, and the few parts that families share."""
 
 from sparsight.modeling.activations import JSReLU, MixedActivation
+from sparsight.modeling.modeling_crate import (
+    CrateBackbone,
+    CrateForImageClassification,
+    CrateModel,
+    CratePreTrainedModel,
+)
 from sparsight.modeling.modeling_sparse_vit import (
     SparseViTForImageClassification,
     SparseViTForMaskedImageModeling,
@@ -13,6 +19,10 @@ from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, ZerothBias
 
 
 __all__ = [
+    "CrateBackbone",
+    "CrateForImageClassification",
+    "CrateModel",
+    "CratePreTrainedModel",
     "DoublyBiasedBlock",
     "JSReLU",
     "MixedActivation",

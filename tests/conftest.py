@@ -10,27 +10,19 @@ os.environ["HF_HOME"] = _CACHE.name
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from hypothesis import settings
 from transformers import ViTConfig, ViTForImageClassification
 
+from crate_testing import GOLDEN, GoldenCrate
+from helpers import TINY_RECIPE, TINY_VIT, randomize
 from sparsight import SparseViTConfig, SparseViTForImageClassification
 
 
-ROOT = Path(__file__).parents[1]
-TINY_VIT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 8,
-    "patch_size": 2,
-    "num_labels": 10,
-}
+# The same examples in every run, and no deadline that a busy machine could miss.
+settings.register_profile("sparsight", derandomize=True, deadline=None)
+settings.load_profile("sparsight")
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +35,6 @@ def _deterministic():
 def tiny_vit() -> dict:
     """Config fields of a ViT that is quick to run: 8×8 images, 17 tokens."""
     return dict(TINY_VIT)
-
-
-def randomize(model: torch.nn.Module, std: float = 0.2, seed: int = 0) -> torch.nn.Module:
-    """Draw every parameter, so that no zero or one hides a mistake."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-    return model.eval()
 
 
 @pytest.fixture
@@ -71,39 +54,6 @@ def pixel_values() -> torch.Tensor:
     return torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def run_python(*args: str, cwd: Path = ROOT, timeout: float = 240, **env: str) -> subprocess.CompletedProcess:
-    """Run this interpreter with `args`, away from any network."""
-    return subprocess.run(
-        [sys.executable, *map(str, args)],
-        cwd=cwd,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
-TINY_RECIPE = """
-model_type: sparse_vit
-dataset: digits
-model:
-  hidden_size: 16
-  num_hidden_layers: 2
-  num_attention_heads: 2
-  intermediate_size: 32
-  image_size: 8
-  patch_size: 4
-batch_size: 32
-eval_batch_size: 64
-learning_rate: 3.0e-3
-crop_scale: [0.6, 1.0]
-horizontal_flip: 0.0
-max_train_samples: 128
-max_eval_samples: 100
-"""
-
-
 @pytest.fixture
 def tiny_recipe(tmp_path_factory) -> str:
     """A recipe that trains a Sparse ViT on a few digits: 4 optimizer steps an epoch of a few milliseconds each."""
@@ -112,6 +62,7 @@ def tiny_recipe(tmp_path_factory) -> str:
     return str(path)
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` with its content."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+@pytest.fixture(params=sorted(path.stem for path in GOLDEN.glob("*.json")))
+def golden_crate(request) -> GoldenCrate:
+    """Each of the files with numbers of the authors' code."""
+    return GoldenCrate.load(request.param)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, TINY_VIT, run_python
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
+from helpers import ROOT, TINY_VIT, run_python
 from sparsight.training.arguments import LoopArguments, parse_arguments
 from sparsight.training.image_data import ImageArguments
 

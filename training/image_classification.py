@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image classification as a task of the training loop: the loss of a batch, and what a test set shows."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedModel
 
-from sparsight.analysis.sparsity import ActivationSparsity, SparsityMeter, find_mlp_activations
+from sparsight.analysis.sparsity import ActivationSparsity, make_meter
 from sparsight.training.arguments import LoopArguments, UsageError, nearest, require
 from sparsight.training.image_data import ImageArguments, make_image_processor
 
@@ -60,11 +61,8 @@ def evaluate_classifier(accelerator: Accelerator, model: nn.Module, loader: Data
         torch.zeros(3, dtype=torch.long, device=device),
         torch.zeros((), dtype=torch.double, device=device),
     )
-    try:
-        meter = SparsityMeter(model, find_mlp_activations(model))
-    except ValueError:  # a family without an activation to count
-        meter = None
-    with meter or torch.no_grad():
+    meter = make_meter(model)
+    with meter or contextlib.nullcontext():
         for batch in loader:
             with accelerator.autocast():
                 logits = model(pixel_values=batch["pixel_values"]).logits.float()
@@ -159,5 +157,5 @@ def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrai
         processor = AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError):
         logger.warning(f"{name} has no image processor; taking the one that its config asks for")
-        processor = make_image_processor(model.config)
+        processor = make_image_processor(model.config, ImageArguments())
     return model, processor

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import datasets
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
@@ -21,6 +20,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import BaseImageProcessor, PreTrainedConfig, ViTImageProcessor
 
+from sparsight.analysis.data import digits_images
 from sparsight.training.arguments import LoopArguments, UsageError, argument, require
 from sparsight.training.seeding import derive_seed, seed_generators
 
@@ -42,6 +42,8 @@ class ImageArguments:
     label_column: str | None = argument("Column of the class labels. Default: the only one that holds class labels.")
     max_train_samples: int = argument("Train on the first so many examples only; 0 takes all.", 0)
     max_eval_samples: int = argument("Evaluate on the first so many examples only; 0 takes all.", 0)
+    image_mean: list[float] = argument("Mean to subtract, one of all channels or one each.", [0.5])
+    image_std: list[float] = argument("Standard deviation to divide by, one of all channels or one each.", [0.5])
     crop_pct: float = argument("Evaluate on the central crop of this share of the shorter side; 1 takes all.", 1.0)
     augmentation: bool = argument("Augment training images; without, they are treated as in evaluation.", True)
     crop_scale: list[float] = argument("Range of the random crop's share of the area.", [0.08, 1.0])
@@ -131,15 +133,10 @@ def _one_line(error: Exception) -> str:
 
 def _load_digits() -> datasets.DatasetDict:
     """scikit-learn's 1,797 handwritten digits, 8×8 pixels in RGB; a fifth of each class is the test split."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=[str(name) for name in digits.target_names])}
-    )
-    images = [Image.fromarray(image).convert("RGB") for image in pixels]
-    data = datasets.Dataset.from_dict({"image": images, "label": digits.target.tolist()}, features=features)
+    images, labels = digits_images()
+    class_names = [str(label) for label in sorted(set(labels))]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=class_names)})
+    data = datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
     return data.train_test_split(test_size=0.2, stratify_by_column="label", seed=0)
 
 
@@ -206,17 +203,26 @@ def decode_image(encoded: dict[str, Any], mode: Literal["L", "RGB"]) -> Image.Im
         raise _unreadable(encoded, error) from error
 
 
-def make_image_processor(config: PreTrainedConfig, crop_pct: float = 1.0) -> ViTImageProcessor:
-    """The image processor that belongs to a model trained from scratch; it goes into the checkpoint."""
+def make_image_processor(config: PreTrainedConfig, arguments: ImageArguments) -> ViTImageProcessor:
+    """The image processor that belongs to a model trained from scratch; it goes into the checkpoint.
+
+    Raises:
+        UsageError: if mean or standard deviation do not fit the channels.
+    """
     height, width = image_size(config)
-    mean_and_std = {"image_mean": [0.5] * config.num_channels, "image_std": [0.5] * config.num_channels}
-    if crop_pct == 1:
-        return ViTImageProcessor(size={"height": height, "width": width}, **mean_and_std)
+    normalization = {}
+    for name in ("image_mean", "image_std"):
+        values = getattr(arguments, name)
+        fits = len(values) in (1, config.num_channels)
+        require(fits, name, f"{len(values)} values for {config.num_channels} channels; give one, or one a channel")
+        normalization[name] = values * config.num_channels if len(values) == 1 else values
+    if arguments.crop_pct == 1:
+        return ViTImageProcessor(size={"height": height, "width": width}, **normalization)
     return ViTImageProcessor(
-        size={"shortest_edge": round(min(height, width) / crop_pct)},
+        size={"shortest_edge": round(min(height, width) / arguments.crop_pct)},
         do_center_crop=True,
         crop_size={"height": height, "width": width},
-        **mean_and_std,
+        **normalization,
     )
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from transformers import get_scheduler
 from transformers.utils.logging import disable_progress_bar
 
-from sparsight.analysis.sparsity import SparsityMeter, TrainingSparsity, find_mlp_activations
+from sparsight.analysis.sparsity import TrainingSparsity, make_meter
 from sparsight.training.arguments import LoopArguments, UsageError
 from sparsight.training.run_folder import (
     find_checkpoints,
@@ -152,7 +152,7 @@ def train(
         for name, holder in stateful.items():
             holder.load_state_dict(states[name])
 
-    meter = _make_meter(unwrapped)
+    meter = make_meter(unwrapped)
     loss_sum = torch.zeros((), device=accelerator.device)
     first_bad_step = torch.zeros((), dtype=torch.long, device=accelerator.device)
     logged_step = progress.step
@@ -171,7 +171,7 @@ def train(
                 seed = derive_seed(arguments.seed, progress.step, micro_step, accelerator.process_index)
                 seed_generators(seed, accelerator.device)
                 with contextlib.nullcontext() if last else accelerator.no_sync(model):
-                    with meter:
+                    with meter or contextlib.nullcontext():
                         loss = compute_loss(model, batch) / arguments.gradient_accumulation_steps
                     accelerator.backward(loss)
                 loss = loss.detach()
@@ -193,7 +193,7 @@ def train(
                 steps = progress.step - logged_step
                 mean_loss = (accelerator.reduce(loss_sum, "mean") / steps).item()
                 values = {"loss": mean_loss, "lr": scheduler.get_last_lr()[0]}
-                if isinstance(meter, SparsityMeter):
+                if meter:
                     sparsity = meter.compute()
                     training_sparsity.update(sparsity.nonzero_share, steps)
                     values |= {"nonzero_share": sparsity.nonzero_share}
@@ -242,13 +242,6 @@ def count_steps(loader: DataLoader, arguments: LoopArguments) -> int:
 def _batch_sampler(loader: DataLoader) -> Any:
     sampler = loader.batch_sampler
     return getattr(sampler, "batch_sampler", sampler)  # under accelerate's shard
-
-
-def _make_meter(model: nn.Module) -> SparsityMeter | contextlib.AbstractContextManager:
-    try:
-        return SparsityMeter(model, find_mlp_activations(model))
-    except ValueError:  # a family without an activation to count
-        return contextlib.nullcontext()
 
 
 def _stop_if_not_finite(accelerator: Accelerator, first_bad_step: torch.Tensor, output_dir: Path) -> None:

@@ -107,7 +107,7 @@ def make_model(
         config = AutoConfig.for_model(arguments.model_type, **arguments.model, **labels)
     except StrictDataclassError as error:  # its message names the field
         raise UsageError(f"--model: {str(error).strip().splitlines()[-1].strip()}") from error
-    return AutoModelForImageClassification.from_config(config), make_image_processor(config, images.crop_pct)
+    return AutoModelForImageClassification.from_config(config), make_image_processor(config, images)
 
 
 def run(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
-from conftest import randomize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
@@ -21,6 +20,7 @@ from transformers import (
     ViTModel,
 )
 
+from helpers import randomize
 from sparsight import JSReLU
 from sparsight.analysis.sparsity import SparsityMeter, TrainingSparsity, find_mlp_activations
 

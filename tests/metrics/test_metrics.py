@@ -3,7 +3,8 @@
 import evaluate
 import numpy as np
 import pytest
-from conftest import ROOT
+
+from helpers import ROOT
 
 
 def load(name: str, tmp_path) -> evaluate.Metric:

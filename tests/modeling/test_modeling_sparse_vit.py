@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import randomize
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -25,6 +24,7 @@ from transformers import (
     pipeline,
 )
 
+from helpers import randomize
 from sparsight import (
     MixedActivation,
     SparseViTConfig,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sparsight import CrateConfig
 from sparsight.training import finetune_sparsity, train_image_classification
 from sparsight.training.arguments import (
     RECIPES,
@@ -126,6 +127,7 @@ def test_every_recipe_fits_a_script(path):
         arguments.check()
     else:
         model, processor = script.make_model(arguments, images, ["a", "b"])
+        assert model.config.model_type == arguments.model_type
         assert model.config.num_labels == 2
         assert {**model.config.to_dict(), **arguments.model} == model.config.to_dict()
         assert processor.size
@@ -148,3 +150,21 @@ def test_papers_numbers_from_scratch():
     assert (vanilla["model"]["hidden_act"], vanilla["model"]["zeroth_bias"]) == ("relu", False)
     assert (sparse["model"]["hidden_act"], sparse["model"]["zeroth_bias"]) == ("jsrelu", True)
     assert load_recipe("vit_base_imagenet_finetune")["num_epochs"] == 15
+
+
+def test_crates_numbers():
+    """The authors' recipes, arXiv 2306.01129; the sizes are those of the presets."""
+    expected = {
+        "optimizer": "lion", "learning_rate": 2e-4, "weight_decay": 0.05, "batch_size": 512, "num_epochs": 200,
+        "warmup_epochs": 20, "lr_scheduler": "cosine", "label_smoothing": 0.1, "max_grad_norm": 1.0,
+    }  # fmt: skip
+    for size in ("tiny", "small", "base", "large"):
+        recipe = load_recipe(f"crate_{size}_imagenet")
+        assert {name: recipe[name] for name in expected} == expected
+        assert CrateConfig(**recipe["model"]).to_dict() == CrateConfig.preset(size).to_dict()
+        defaults = ImageArguments()  # random resized crop and horizontal flip
+        assert (defaults.crop_scale, defaults.horizontal_flip) == ([0.08, 1.0], 0.5)
+        assert not {"crop_scale", "horizontal_flip", "mixup", "auto_augment"} & recipe.keys()
+    transfer = load_recipe("crate_transfer")
+    assert (transfer["optimizer"], transfer["learning_rate"]) == ("adamw", 5e-5)
+    assert (transfer["batch_size"], transfer["num_epochs"], transfer["auto_augment"]) == (256, 200, "rand-m14-n2")

@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
-from conftest import ROOT, TINY_RECIPE, run_python, snapshot
 from peft import PeftModel
 from transformers import (
     AutoModelForImageClassification,
@@ -19,6 +18,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from helpers import ROOT, TINY_RECIPE, run_python, snapshot
 from sparsight import SparseViTForImageClassification
 from sparsight.training import finetune_sparsity
 from sparsight.training.image_data import EvalCollator, ImageArguments, load_images, make_image_processor
@@ -65,7 +65,7 @@ def finished(recipes, tmp_path_factory) -> Path:
 def eval_batch() -> dict[str, torch.Tensor]:
     data = load_images(ImageArguments(max_eval_samples=100))
     config = ViTConfig(image_size=8)
-    return EvalCollator(config, make_image_processor(config))(list(data.eval))
+    return EvalCollator(config, make_image_processor(config, ImageArguments()))(list(data.eval))
 
 
 def test_what_the_job_writes(finished):

@@ -185,27 +185,27 @@ def test_repeated_augmentation(digits):
     drawn = list(itertools.chain.from_iterable(itertools.islice(batches, 5)))
     counts = np.bincount([key[2] for key in drawn])
     assert sorted(counts[counts > 0])[-13:] == [3] * 13
-    images = TrainingImages(digits, CONFIG, make_image_processor(CONFIG), ImageArguments(), seed=0)
+    images = TrainingImages(digits, CONFIG, make_image_processor(CONFIG, ImageArguments()), ImageArguments(), seed=0)
     versions = [images[key][0] for key in drawn if key[2] == drawn[0][2]]
     assert len(versions) == 3
     assert not torch.equal(versions[0], versions[1])
 
 
 def test_augmentation_depends_on_seed_epoch_and_position_alone(digits):
-    images = TrainingImages(digits, CONFIG, make_image_processor(CONFIG), ImageArguments(), seed=3)
+    images = TrainingImages(digits, CONFIG, make_image_processor(CONFIG, ImageArguments()), ImageArguments(), seed=3)
     image = images[(1, 5, 7)][0]
     torch.manual_seed(99)
     np.random.seed(99)
     torch.testing.assert_close(images[(1, 5, 7)][0], image, rtol=0, atol=0)
     assert not torch.equal(images[(2, 5, 7)][0], image)
     assert not torch.equal(images[(1, 6, 7)][0], image)
-    other = TrainingImages(digits, CONFIG, make_image_processor(CONFIG), ImageArguments(), seed=4)
+    other = TrainingImages(digits, CONFIG, make_image_processor(CONFIG, ImageArguments()), ImageArguments(), seed=4)
     assert not torch.equal(other[(1, 5, 7)][0], image)
 
 
 def test_batches_are_the_same_for_any_number_of_workers(digits):
     images = TrainingImages(
-        digits, CONFIG, make_image_processor(CONFIG), ImageArguments(auto_augment="rand-m9"), seed=0
+        digits, CONFIG, make_image_processor(CONFIG, ImageArguments()), ImageArguments(auto_augment="rand-m9"), seed=0
     )
     batches = [
         take(make_train_loader(images, Accelerator(), LoopArguments(batch_size=8, num_workers=workers)), 7)
@@ -215,13 +215,13 @@ def test_batches_are_the_same_for_any_number_of_workers(digits):
 
 
 def test_batch_size_must_fit(digits):
-    images = TrainingImages(digits, CONFIG, make_image_processor(CONFIG), ImageArguments(), seed=0)
+    images = TrainingImages(digits, CONFIG, make_image_processor(CONFIG, ImageArguments()), ImageArguments(), seed=0)
     with pytest.raises(UsageError, match=r"--batch_size: 64 is more than the 40 training images"):
         make_train_loader(images, Accelerator(), LoopArguments(batch_size=64))
 
 
 def test_without_augmentation_training_sees_what_evaluation_sees(digits):
-    processor = make_image_processor(CONFIG)
+    processor = make_image_processor(CONFIG, ImageArguments())
     images = TrainingImages(digits, CONFIG, processor, ImageArguments(augmentation=False), seed=0)
     batch = next(iter(make_eval_loader(digits, CONFIG, processor, Accelerator(), LoopArguments())))
     for index in range(5):
@@ -230,7 +230,11 @@ def test_without_augmentation_training_sees_what_evaluation_sees(digits):
 
 def test_eval_loader_gives_every_image_once(digits):
     loader = make_eval_loader(
-        digits, CONFIG, make_image_processor(CONFIG), Accelerator(), LoopArguments(eval_batch_size=16)
+        digits,
+        CONFIG,
+        make_image_processor(CONFIG, ImageArguments()),
+        Accelerator(),
+        LoopArguments(eval_batch_size=16),
     )
     labels = torch.cat([batch["labels"] for batch in loader])
     assert labels.tolist() == digits["label"][:]
@@ -239,7 +243,7 @@ def test_eval_loader_gives_every_image_once(digits):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_channels_follow_the_config(digits, channels):
     config = SparseViTConfig(**{**CONFIG.to_dict(), "num_channels": channels})
-    processor = make_image_processor(config)
+    processor = make_image_processor(config, ImageArguments())
     images = TrainingImages(digits, config, processor, ImageArguments(), seed=0)
     assert images[(0, 0, 0)][0].shape == (channels, 8, 8)
     batch = next(iter(make_eval_loader(digits, config, processor, Accelerator(), LoopArguments())))
@@ -248,9 +252,19 @@ def test_channels_follow_the_config(digits, channels):
 
 def test_central_crop(folder):
     """The processor that goes with a checkpoint resizes the shorter side and takes the centre."""
-    processor = make_image_processor(CONFIG, crop_pct=0.8)
+    processor = make_image_processor(CONFIG, ImageArguments(crop_pct=0.8))
     assert processor.size["shortest_edge"] == 10
     image = Image.open(folder / "train" / "cat" / "0.png")  # 12×10 pixels, so nothing is resized
     pixels = processor(image, return_tensors="pt")["pixel_values"][0]
     expected = torch.from_numpy(np.asarray(image)[1:9, 2:10].copy()).permute(2, 0, 1) / 255 * 2 - 1
     torch.testing.assert_close(pixels, expected, atol=1e-5, rtol=0)
+
+
+def test_mean_and_deviation(digits):
+    arguments = ImageArguments(image_mean=[0.1, 0.2, 0.3], image_std=[2.0])
+    processor = make_image_processor(CONFIG, arguments)
+    image = Image.new("RGB", (8, 8), (255, 0, 51))
+    pixels = processor(image, return_tensors="pt")["pixel_values"][0, :, 0, 0]
+    torch.testing.assert_close(pixels, torch.tensor([(1 - 0.1) / 2, -0.2 / 2, (0.2 - 0.3) / 2]))
+    with pytest.raises(UsageError, match="--image_mean: 2 values for 3 channels"):
+        make_image_processor(CONFIG, ImageArguments(image_mean=[0.1, 0.2]))

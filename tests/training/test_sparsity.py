@@ -4,13 +4,13 @@
 
 import pytest
 import torch
-from conftest import randomize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTModel
 
+from helpers import randomize
 from sparsight import SparseViTConfig, SparseViTForImageClassification
 from sparsight.training.sparsity import (
     ActivationMixing,

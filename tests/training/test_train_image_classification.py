@@ -14,12 +14,12 @@ import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState
-from conftest import ROOT, run_python, snapshot
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTConfig, ViTForImageClassification
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
 
-from sparsight import SparseViTForImageClassification
+from helpers import ROOT, run_python, snapshot
+from sparsight import CrateForImageClassification, SparseViTForImageClassification
 from sparsight.analysis.sparsity import SparsityMeter
 from sparsight.training import train_image_classification
 from sparsight.training.image_data import EvalCollator, ImageArguments, load_images
@@ -136,19 +136,52 @@ def test_tensorboard(tiny_recipe, tmp_path):
     assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
 
 
-def test_new_head_for_other_classes(tmp_path, tiny_recipe):
+def small_checkpoint(model_type: str, folder: Path, num_labels: int) -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    sizes |= {} if model_type == "crate" else {"intermediate_size": 16}
     torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4,
-        num_labels=3,
-    )  # fmt: skip
-    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    config = AutoConfig.for_model(model_type, num_labels=num_labels, **sizes)
+    model = AutoModelForImageClassification.from_config(config)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("model_type", ["vit", "sparse_vit", "crate"])
+@pytest.mark.parametrize("num_labels", [3, 10])
+def test_transfer_starts_from_the_checkpoint_with_a_new_head(tmp_path, tiny_recipe, model_type, num_labels):
+    checkpoint = small_checkpoint(model_type, tmp_path / "checkpoint", num_labels)
     recipe = yaml.safe_load(Path(tiny_recipe).read_text())
-    del recipe["model"]
+    del recipe["model"], recipe["model_type"]
     (tmp_path / "transfer.yaml").write_text(yaml.safe_dump(recipe))
-    args = ("--model_name_or_path", str(tmp_path / "vit"), "--num_epochs", "1")
+    # The step is too small to move anything.
+    args = ("--model_name_or_path", str(tmp_path / "checkpoint"), "--max_steps", "1", "--learning_rate", "1e-12")
     train(str(tmp_path / "transfer.yaml"), tmp_path / "run", *args)
-    assert weights(tmp_path / "run")["classifier.weight"].shape == (10, 16)
+    transferred = AutoModelForImageClassification.from_pretrained(tmp_path / "run" / "model")
+    assert type(transferred) is type(checkpoint)
+    for name, parameter in transferred.named_parameters():
+        if name.startswith("classifier"):
+            assert parameter.shape[0] == 10
+            assert parameter.shape != checkpoint.get_parameter(name).shape or not torch.allclose(
+                parameter, checkpoint.get_parameter(name), atol=1e-3
+            )
+        else:
+            torch.testing.assert_close(parameter, checkpoint.get_parameter(name), rtol=0, atol=1e-6)
+
+
+def test_crate(tmp_path):
+    args = ["--model_type", "crate", "--model.num_hidden_layers", "2", "--batch_size", "32"]
+    args += ["--max_train_samples", "512", "--max_eval_samples", "100", "--num_epochs", "10", "--eval_epochs", "10"]
+    train_image_classification.main([*args, "--output_dir", str(tmp_path / "run")])
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["accuracy"] > 0.5
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "run" / "model").eval()
+    assert type(model) is CrateForImageClassification
+    collate = EvalCollator(model.config, AutoImageProcessor.from_pretrained(tmp_path / "run" / "model"))
+    batch = collate(list(load_images(ImageArguments(max_eval_samples=100)).eval))
+    with torch.no_grad():
+        codes = model(batch["pixel_values"], output_hidden_states=True).hidden_states[1:]
+    # The sparsity of CRATE is that of the codes after ISTA.
+    assert results["nonzero_share_per_layer"] == [(code != 0).double().mean().item() for code in codes]
 
 
 # --- resuming --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Images to measure a model on."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from transformers import BaseImageProcessor
+
+
+def digits_images() -> tuple[list[Image.Image], list[int]]:
+    """scikit-learn's 1,797 handwritten digits as 8×8 RGB images, and their classes.
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    # Sixteen grey levels, 0 to 16.
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    return [Image.fromarray(image).convert("RGB") for image in images], digits.target.tolist()
+
+
+def folder_images(folder: str | Path) -> list[Image.Image]:
+    """Every image below `folder`, in the order of their paths, as RGB.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    known = Image.registered_extensions()
+    paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in known)
+    if not paths:
+        raise ValueError(f"no images below {folder}")
+    images = []
+    for path in paths:
+        with Image.open(path) as image:
+            images.append(image.convert("RGB"))
+    return images
+
+
+def image_loader(
+    images: list[Image.Image], image_processor: BaseImageProcessor, batch_size: int = 32
+) -> DataLoader[torch.Tensor]:
+    """Batches of `pixel_values`, `(batch, channels, height, width)`, in the order of the images."""
+
+    def collate(batch: list[Image.Image]) -> torch.Tensor:
+        return image_processor(batch, return_tensors="pt")["pixel_values"]
+
+    return DataLoader(images, batch_size=batch_size, collate_fn=collate)

@@ -1,0 +1,164 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Converts CRATE checkpoints between the authors' layout and transformers'.
+
+python -m sparsight.modeling.convert_crate --checkpoint crate_base.pth --num_attention_heads 12 --output crate-base
+python -m sparsight.modeling.convert_crate --checkpoint crate-base --output crate_base.pth --reverse
+"""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from sparsight.configuration.configuration_crate import CrateConfig
+from sparsight.modeling.crate_checkpoints import (
+    ConversionError,
+    config_from_official,
+    from_official,
+    image_processor_for,
+    load_official_checkpoint,
+    to_official,
+)
+from sparsight.modeling.modeling_crate import CrateForImageClassification
+
+
+@contextmanager
+def _written_in_place(output: Path) -> Iterator[Path]:
+    """A temporary sibling of `output`, which takes its place if the body succeeds and vanishes if it does not."""
+    temporary, previous = (output.with_name(f".{output.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        if output.exists():
+            output.rename(previous)
+        try:
+            temporary.rename(output)
+        except OSError:
+            if previous.exists():
+                previous.rename(output)
+            raise
+    finally:
+        for leftover in (temporary, previous):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+def _check_output(output: Path, checkpoint: Path, overwrite: bool) -> None:
+    if output.is_dir():
+        if not any(output.iterdir()):
+            return
+        if checkpoint.resolve().is_relative_to(output.resolve()):
+            raise ConversionError(f"--output {output}: holds the checkpoint itself; give another folder")
+        if overwrite and not (output / "config.json").is_file():
+            raise ConversionError(
+                f"--output {output}: holds no config.json, so it is not a model's folder and --overwrite leaves it "
+                "alone; give another folder"
+            )
+    if output.exists() and not overwrite:
+        raise ConversionError(f"--output {output}: exists already; give another path, or --overwrite to replace it")
+
+
+def convert(args: argparse.Namespace) -> str:
+    """Converts from the authors' layout to a folder for `from_pretrained`; returns what was done."""
+    if args.num_attention_heads is None:
+        raise ConversionError("--num_attention_heads: missing; give it, as it cannot be read off the checkpoint")
+    if args.output.exists() and not args.output.is_dir():
+        raise ConversionError(f"--output {args.output}: is a file; give a folder")
+    state_dict = load_official_checkpoint(args.checkpoint)
+    overrides = {name: getattr(args, name) for name in ("pooling", "ista_step_size", "ista_lambda")}
+    config = config_from_official(state_dict, args.num_attention_heads, args.image_size, args.patch_size, **overrides)
+    model = from_official(state_dict, config)
+    with _written_in_place(args.output) as folder:
+        model.save_pretrained(folder)
+        image_processor_for(config).save_pretrained(folder)
+    return f"{args.output}: {model.num_parameters():,} parameters, {config.num_labels:,} classes"
+
+
+def convert_back(args: argparse.Namespace) -> str:
+    """Converts from a folder of `save_pretrained` to a file in the authors' layout; returns what was done."""
+    if args.output.suffix not in (".pth", ".safetensors"):
+        raise ConversionError(f"--output {args.output}: with --reverse, give a file that ends in .pth or .safetensors")
+    if args.output.is_dir():
+        raise ConversionError(f"--output {args.output}: is a folder; with --reverse, give a file")
+    if not (args.checkpoint / "config.json").is_file():
+        raise ConversionError(f"--checkpoint {args.checkpoint}: with --reverse, give a folder that has a config.json")
+    try:
+        config = AutoConfig.from_pretrained(args.checkpoint, local_files_only=True)
+        if not isinstance(config, CrateConfig):
+            raise ValueError(f"its model type is {config.model_type}")
+        model, info = CrateForImageClassification.from_pretrained(
+            args.checkpoint, config=config, local_files_only=True, output_loading_info=True
+        )
+        if missing := info["missing_keys"]:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConversionError(
+            f"--checkpoint {args.checkpoint}: is no CRATE classifier ({' '.join(str(error).split())}); give a folder "
+            "that `CrateForImageClassification.save_pretrained` wrote"
+        ) from error
+    state_dict = to_official(model)
+    with _written_in_place(args.output) as file:
+        if args.output.suffix == ".safetensors":
+            save_file(state_dict, file)
+        else:
+            torch.save({"state_dict": state_dict}, file)
+    config = model.config
+    return (
+        f"{args.output}: {config.num_attention_heads} heads of {config.head_dim}, step size {config.ista_step_size}, "
+        f"lambda {config.ista_lambda}, pooling {config.pooling}, which this layout does not record"
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"convert_crate: error: {message}; see --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m sparsight.modeling.convert_crate", description=__doc__.partition("\n")[0])
+    parser.add_argument("--checkpoint", type=Path, required=True, help="official file; with --reverse, a folder")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; with --reverse, a file")
+    parser.add_argument("--num_attention_heads", type=int, help="K; not needed with --reverse")
+    parser.add_argument("--ista_step_size", type=float, default=0.1, help="η (default: %(default)s)")
+    parser.add_argument("--ista_lambda", type=float, default=0.1, help="λ (default: %(default)s)")
+    parser.add_argument("--pooling", choices=("cls", "mean"), default="cls", help="(default: %(default)s)")
+    size = {"type": int, "nargs": 2, "metavar": ("HEIGHT", "WIDTH")}
+    parser.add_argument("--image_size", **size, help="in pixels, where the images are not square")
+    parser.add_argument("--patch_size", **size, help="in pixels, where the patches are not square")
+    parser.add_argument("--overwrite", action="store_true", help="replace what lies at --output")
+    parser.add_argument("--reverse", action="store_true", help="from transformers' layout to the authors'")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    for name in ("image_size", "patch_size"):
+        if (size := getattr(args, name)) is not None:
+            setattr(args, name, tuple(size))
+    # What goes to stderr is one line about what is wrong.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        _check_output(args.output, args.checkpoint, args.overwrite)
+        print(convert_back(args) if args.reverse else convert(args))
+    except (ConversionError, OSError) as error:
+        print(f"convert_crate: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

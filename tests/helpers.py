@@ -1,0 +1,67 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of several folders share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+
+ROOT = Path(__file__).parents[1]
+TINY_VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 8,
+    "patch_size": 2,
+    "num_labels": 10,
+}
+TINY_RECIPE = """
+model_type: sparse_vit
+dataset: digits
+model:
+  hidden_size: 16
+  num_hidden_layers: 2
+  num_attention_heads: 2
+  intermediate_size: 32
+  image_size: 8
+  patch_size: 4
+batch_size: 32
+eval_batch_size: 64
+learning_rate: 3.0e-3
+crop_scale: [0.6, 1.0]
+horizontal_flip: 0.0
+max_train_samples: 128
+max_eval_samples: 100
+"""
+
+
+def randomize(model: torch.nn.Module, std: float = 0.2, seed: int = 0) -> torch.nn.Module:
+    """Draw every parameter, so that no zero or one hides a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+    return model.eval()
+
+
+def run_python(*args: str, cwd: Path = ROOT, timeout: float = 240, **env: str) -> subprocess.CompletedProcess:
+    """Run this interpreter with `args`, away from any network."""
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
