@@ -5,6 +5,8 @@
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from _pytest.reports import TestReport
+
 import upstream_suite
 
 
