@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One configuration a family."""
 
+from sparsight.configuration.configuration_sparse_t5 import SparseT5Config
 from sparsight.configuration.configuration_sparse_vit import SparseViTConfig
 
 
-__all__ = ["SparseViTConfig"]
+__all__ = ["SparseT5Config", "SparseViTConfig"]
