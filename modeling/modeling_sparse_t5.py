@@ -199,9 +199,7 @@ class SparseT5Stack(SparseT5PreTrainedModel, T5Stack):
         length = num_cached + num_tokens if static_length is None else static_length
         field = _positions_field(self.config)
         if length > (num_positions := getattr(self.config, field)):
-            logger.warning_once(
-                f"Tokens beyond position {num_positions} get no zeroth bias: `{field}`={num_positions}"
-            )
+            logger.warning_once(f"Tokens beyond the first {num_positions} get no zeroth bias (`{field}`)")
 
 
 def _make_stacks(config: SparseT5Config) -> tuple[SparseT5Stack, SparseT5Stack]:

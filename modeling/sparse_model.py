@@ -15,6 +15,12 @@ from sparsight.modeling.zeroth_bias import ZerothBias
 class SparseModelMixin:
     """Put before a `PreTrainedModel`: initialises the sparse parts, and has the portion of JSReLU as a property."""
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        # For the custom code of others, transformers passes over modules whose own parameters are all initialised, which
+        # holds for every module without any, such as T5's attention: it would keep the scale of a plain linear layer.
+        return False
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)

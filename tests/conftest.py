@@ -18,7 +18,12 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from sparsight import SparseViTConfig, SparseViTForImageClassification
+from sparsight import (
+    SparseT5Config,
+    SparseT5ForConditionalGeneration,
+    SparseViTConfig,
+    SparseViTForImageClassification,
+)
 
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +35,17 @@ TINY_VIT = {
     "image_size": 8,
     "patch_size": 2,
     "num_labels": 10,
+}
+
+
+TINY_T5 = {
+    "vocab_size": 96,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
 }
 
 
@@ -58,6 +74,18 @@ def randomize(model: torch.nn.Module, std: float = 0.2, seed: int = 0) -> torch.
 def sparse_vit(tiny_vit) -> SparseViTForImageClassification:
     """A Sparse ViT with random parameters, zeroth biases among them."""
     return randomize(SparseViTForImageClassification(SparseViTConfig(**tiny_vit)))
+
+
+@pytest.fixture
+def tiny_t5() -> dict:
+    """Config fields of a T5 that is quick to run."""
+    return dict(TINY_T5)
+
+
+@pytest.fixture
+def sparse_t5(tiny_t5) -> SparseT5ForConditionalGeneration:
+    """A Sparse T5 with random parameters, zeroth biases among them."""
+    return randomize(SparseT5ForConditionalGeneration(SparseT5Config(**tiny_t5)))
 
 
 @pytest.fixture
