@@ -17,8 +17,8 @@ class SparseModelMixin:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        # For the custom code of others, transformers passes over modules whose own parameters are all initialised, which
-        # holds for every module without any, such as T5's attention: it would keep the scale of a plain linear layer.
+        # In custom code, transformers passes over modules whose own parameters are all initialised. That holds for each
+        # module without any, such as T5's attention, which would keep the scale of plain linear layers.
         return False
 
     @torch.no_grad()
