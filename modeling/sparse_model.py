@@ -17,8 +17,8 @@ class SparseModelMixin:
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        # In custom code, transformers passes over modules whose own parameters are all initialised. That holds for each
-        # module without any, such as T5's attention, which would keep the scale of plain linear layers.
+        # In custom code, transformers passes over modules whose own parameters are all initialised. That holds for
+        # each module without any, such as T5's attention, which would keep the scale of plain linear layers.
         return False
 
     @torch.no_grad()
