@@ -34,9 +34,9 @@ from sparsight.training.arguments import (
     parse_arguments,
     require,
 )
+from sparsight.training.checkpoints import check_model_fields
 from sparsight.training.image_classification import (
     Evaluation,
-    check_model_fields,
     evaluate_classifier,
     load_classifier,
     make_compute_loss,

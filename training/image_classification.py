@@ -4,13 +4,11 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from huggingface_hub.errors import StrictDataclassError
 from timm.data import Mixup
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +16,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedModel
 
 from sparsight.analysis.sparsity import ActivationSparsity, SparsityMeter, find_mlp_activations
-from sparsight.training.arguments import LoopArguments, UsageError, nearest, require
+from sparsight.training.arguments import LoopArguments, require
+from sparsight.training.checkpoints import load_pretrained
 from sparsight.training.image_data import ImageArguments, make_image_processor
 
 
@@ -125,16 +124,6 @@ def make_compute_loss(
     return compute_loss
 
 
-def check_model_fields(config_class: type, model: dict[str, Any]) -> None:
-    """
-    Raises:
-        UsageError: if `model` has a field that the config does not have.
-    """
-    known = {field.name for field in fields(config_class)}
-    for name in model.keys() - known:
-        raise UsageError(f"--model.{name}: {config_class.model_type} has no such field; {nearest(name, known)}")
-
-
 def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrainedModel, BaseImageProcessor]:
     """A classifier and its image processor, from a folder or the Hub.
 
@@ -147,14 +136,7 @@ def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrai
     Raises:
         UsageError: if there is no such checkpoint, or it cannot be loaded so.
     """
-    flag = "--model_name_or_path"
-    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
-        raise UsageError(f"{flag}: there is no folder {name}; give one with a checkpoint, or a model of the Hub")
-    try:
-        model = auto_class.from_pretrained(name, **kwargs)
-    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
-        message = " ".join(str(error).split())[:300]
-        raise UsageError(f"{flag}: cannot load {name} ({message}); give a folder or a model of the Hub") from error
+    model = load_pretrained(name, auto_class, **kwargs)
     try:
         processor = AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError):

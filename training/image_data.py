@@ -18,7 +18,7 @@ from timm.data import create_transform
 from torch.utils.data import DataLoader, Dataset
 from transformers import BaseImageProcessor, PreTrainedConfig, ViTImageProcessor
 
-from sparsight.training.arguments import LoopArguments, UsageError, argument, require
+from sparsight.training.arguments import LoopArguments, UsageError, argument, require, single_line
 from sparsight.training.batches import EpochBatches, make_training_loader
 from sparsight.training.seeding import derive_seed, seed_generators
 
@@ -110,7 +110,7 @@ def _load_splits(arguments: ImageArguments) -> datasets.DatasetDict:
             return datasets.load_dataset("imagefolder", data_dir=name)
         except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
             raise UsageError(
-                f"--dataset: no images in {name} ({_one_line(error)}); lay it out as train/<class>/<image>"
+                f"--dataset: no images in {name} ({single_line(error)}); lay it out as train/<class>/<image>"
             ) from error
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UsageError(f"--dataset: there is no folder {name}; give one, 'digits', or a data set of the Hub")
@@ -119,12 +119,8 @@ def _load_splits(arguments: ImageArguments) -> datasets.DatasetDict:
     except Exception as error:  # the loader of a data set may raise anything
         raise UsageError(
             f"--dataset: {name!r} is neither 'digits', a folder here, nor a data set that the Hub gave "
-            f"({_one_line(error)})"
+            f"({single_line(error)})"
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _load_digits() -> datasets.DatasetDict:
@@ -178,7 +174,7 @@ def _check_files(images: datasets.Dataset) -> None:
 
 def _unreadable(encoded: dict[str, Any], error: Exception) -> UsageError:
     place = encoded.get("path") or "an image of the data set"
-    return UsageError(f"--dataset: cannot read {place} ({_one_line(error)}); remove or replace it")
+    return UsageError(f"--dataset: cannot read {place} ({single_line(error)}); remove or replace it")
 
 
 def open_image(encoded: dict[str, Any]) -> Image.Image:
