@@ -13,7 +13,7 @@ from timm.data import Mixup
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedModel
+from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
 from sparsight.analysis.sparsity import ActivationSparsity, SparsityMeter, find_mlp_activations
 from sparsight.training.arguments import LoopArguments, require
@@ -127,8 +127,6 @@ def make_compute_loss(
 def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrainedModel, BaseImageProcessor]:
     """A classifier and its image processor, from a folder or the Hub.
 
-    A checkpoint without an image processor gets the one that its config asks for.
-
     Args:
         name: what `--model_name_or_path` gave.
         auto_class: the class whose `from_pretrained` loads the model, given `kwargs`.
@@ -137,9 +135,13 @@ def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrai
         UsageError: if there is no such checkpoint, or it cannot be loaded so.
     """
     model = load_pretrained(name, auto_class, **kwargs)
+    return model, load_image_processor(name, model.config)
+
+
+def load_image_processor(name: str, config: PreTrainedConfig) -> BaseImageProcessor:
+    """The image processor of a checkpoint; where it has none, the one that its config asks for."""
     try:
-        processor = AutoImageProcessor.from_pretrained(name)
+        return AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError):
         logger.warning(f"{name} has no image processor; taking the one that its config asks for")
-        processor = make_image_processor(model.config)
-    return model, processor
+        return make_image_processor(config)

@@ -9,8 +9,8 @@
 A recipe sets any of the arguments below, and the fields of the model's config under `model`. The command line goes
 before the recipe; a field of the config is given as `--model.<field> <value>`, as in `--model.d_model 128`.
 
-The output folder has `model/` (after the last step) and `best/` (at the lowest loss), each with its tokenizer and ready
-for `from_pretrained`, `results.json`, and `checkpoint-<step>/` to resume from.
+The output folder has `model/` (after the last step) and `best/` (at the lowest loss), each with its tokenizer and
+ready for `from_pretrained`, `results.json`, and `checkpoint-<step>/` to resume from.
 """
 
 from dataclasses import asdict, dataclass, field
