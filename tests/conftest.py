@@ -140,6 +140,39 @@ def tiny_recipe(tmp_path_factory) -> str:
     return str(path)
 
 
+TINY_T5_RECIPE = """
+model_type: sparse_t5
+dataset: stdlib
+vocab_size: 300
+input_length: 24
+max_train_samples: 4
+max_eval_samples: 2
+model:
+  d_model: 16
+  d_kv: 8
+  d_ff: 32
+  num_layers: 2
+  num_heads: 2
+  num_zeroth_bias_positions: 24
+  num_decoder_zeroth_bias_positions: 16
+batch_size: 16
+eval_batch_size: 64
+max_steps: 12
+eval_epochs: 0.25
+learning_rate: 1.0e-2
+lr_scheduler: inverse_sqrt
+warmup_steps: 2
+"""
+
+
+@pytest.fixture
+def tiny_t5_recipe(tmp_path_factory) -> str:
+    """A recipe that trains a Sparse T5 on a few texts, in steps of a few milliseconds."""
+    path = tmp_path_factory.mktemp("recipe") / "tiny_t5.yaml"
+    path.write_text(TINY_T5_RECIPE)
+    return str(path)
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Every file below `folder` with its content."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
