@@ -45,9 +45,10 @@ def load_tokenizer(name: str, flag: str = "tokenizer_name") -> PreTrainedTokeniz
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"--{flag}: cannot load a tokenizer from {name} ({single_line(error)})") from error
-    require(
-        bool(find_sentinel_ids(tokenizer)), flag, f"{name} has no sentinels <extra_id_0>, ...; give a T5 tokenizer"
-    )
+    num_sentinels = len(find_sentinel_ids(tokenizer))
+    require(num_sentinels > 0, flag, f"{name} has no sentinels <extra_id_0>, ...; give a T5 tokenizer")
+    # For a T5 without tokenizer files, transformers makes up one of special tokens and the space.
+    require(len(tokenizer) > num_sentinels + 4, flag, f"{name} has no tokenizer; give --tokenizer_name")
     return tokenizer
 
 

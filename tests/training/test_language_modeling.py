@@ -47,10 +47,9 @@ def test_evaluation_by_hand(sparse_t5, accelerator):
                 lambda module, args, output, seen=seen: seen.append(output.gt(0).flatten())
             )
     losses = [sparse_t5(**batch).loss for batch in batches]
-    shares = {
-        side: [torch.cat(seen).double().mean().item() for seen in layers] for side, layers in activations.items()
-    }
-    sizes = [sum(part.numel() for part in seen) for layers in activations.values() for seen in layers]
+    active = {side: [torch.cat(seen) for seen in layers] for side, layers in activations.items()}
+    shares = {side: [seen.double().mean().item() for seen in layers] for side, layers in active.items()}
+    overall = torch.cat([*active["encoder"], *active["decoder"]]).double().mean().item()
     found = evaluate_language_model(accelerator, sparse_t5, batches)
     assert found.loss == pytest.approx((3 * losses[0] + 2 * losses[1]).item() / 5, rel=1e-6)
     assert found.perplexity == pytest.approx(math.exp(found.loss))
@@ -58,7 +57,6 @@ def test_evaluation_by_hand(sparse_t5, accelerator):
     assert (found.num_encoder_tokens, found.num_decoder_tokens) == (35, 25)
     assert found.encoder_nonzero_share_per_layer == pytest.approx(shares["encoder"])
     assert found.decoder_nonzero_share_per_layer == pytest.approx(shares["decoder"])
-    overall = sum(size * share for size, share in zip(sizes, sum(shares.values(), []), strict=True)) / sum(sizes)
     assert found.nonzero_share == pytest.approx(overall)
     assert found.encoder_derivative_nonzero_share_per_layer == found.encoder_nonzero_share_per_layer
     assert found.decoder_derivative_nonzero_share_per_layer == found.decoder_nonzero_share_per_layer
