@@ -3,7 +3,8 @@
 """One configuration a family."""
 
 from sparsight.configuration.configuration_crate import CrateConfig
+from sparsight.configuration.configuration_sparse_t5 import SparseT5Config
 from sparsight.configuration.configuration_sparse_vit import SparseViTConfig
 
 
-__all__ = ["CrateConfig", "SparseViTConfig"]
+__all__ = ["CrateConfig", "SparseT5Config", "SparseViTConfig"]

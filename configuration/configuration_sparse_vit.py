@@ -2,17 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse ViT model configuration"""
 
-import math
-
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, ViTConfig
 from transformers.activations import ACT2FN
 
-from sparsight.configuration.overrides import ValidatedOverridesMixin
+from sparsight.configuration.sparse_config import SparseConfigMixin
 
 
 @strict
-class SparseViTConfig(ValidatedOverridesMixin, ViTConfig):
+class SparseViTConfig(SparseConfigMixin, ViTConfig):
     r"""
     Configuration of a [`SparseViTModel`]: transformers' ViT whose MLP blocks may have a zeroth bias and JSReLU
     (arXiv 2309.03004). With `hidden_act="relu", zeroth_bias=False` it is the paper's vanilla ViT. Every field of
@@ -46,23 +44,10 @@ class SparseViTConfig(ValidatedOverridesMixin, ViTConfig):
     zeroth_bias_clip: float | int = 0.1
     mlp_norm_bias: bool = True
 
-    def validate_sparsity(self):
-        """Part of `@strict`-powered validation: the fields that this family adds."""
-        if not 0 <= self.activation_mix <= 1:
-            raise ValueError(f"`activation_mix` must lie in [0, 1], got {self.activation_mix}")
-        if not 0 < self.zeroth_bias_clip < math.inf:
-            raise ValueError(f"`zeroth_bias_clip` must be positive and finite, got {self.zeroth_bias_clip}")
-        if self.jsrelu_linear_above is not None and not 0 < self.jsrelu_linear_above < math.inf:
-            raise ValueError(f"`jsrelu_linear_above` must be positive and finite, got {self.jsrelu_linear_above}")
+    def validate_activation(self):
+        """Part of `@strict`-powered validation: an activation that there is."""
         if self.hidden_act not in (known := {"jsrelu", *ACT2FN}):
             raise ValueError(f'`hidden_act` must be one of {sorted(known)}, got "{self.hidden_act}"')
-        if self.hidden_act != "jsrelu":
-            for name, neutral in (("jsrelu_linear_above", None), ("activation_mix", 1.0)):
-                if getattr(self, name) != neutral:
-                    raise ValueError(
-                        f'`{name}`={getattr(self, name)} has a meaning with `hidden_act`="jsrelu" only, '
-                        f'got `hidden_act`="{self.hidden_act}"'
-                    )
 
     def validate_sizes(self):
         """Part of `@strict`-powered validation: sizes that would fail later with a message about shapes."""

@@ -9,13 +9,19 @@ from sparsight.modeling.modeling_crate import (
     CrateModel,
     CratePreTrainedModel,
 )
+from sparsight.modeling.modeling_sparse_t5 import (
+    SparseT5EncoderModel,
+    SparseT5ForConditionalGeneration,
+    SparseT5Model,
+    SparseT5PreTrainedModel,
+)
 from sparsight.modeling.modeling_sparse_vit import (
     SparseViTForImageClassification,
     SparseViTForMaskedImageModeling,
     SparseViTModel,
     SparseViTPreTrainedModel,
 )
-from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, ZerothBias
+from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, PatchZerothBias, ZerothBias
 
 
 __all__ = [
@@ -26,6 +32,11 @@ __all__ = [
     "DoublyBiasedBlock",
     "JSReLU",
     "MixedActivation",
+    "PatchZerothBias",
+    "SparseT5EncoderModel",
+    "SparseT5ForConditionalGeneration",
+    "SparseT5Model",
+    "SparseT5PreTrainedModel",
     "SparseViTForImageClassification",
     "SparseViTForMaskedImageModeling",
     "SparseViTModel",

@@ -305,7 +305,8 @@ class CrateModel(CratePreTrainedModel):
             over the tokens by `config.pooling`; on request `hidden_states`, the embeddings and the tokens after each
             ISTA, and `attentions`.
         """
-        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
+        # The norm's, since the projection's is an integer type where the matrices are quantised.
+        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.layernorm_before.weight.dtype)
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)

@@ -3,7 +3,6 @@
 """Sparse ViT: transformers' ViT with a doubly biased MLP and JSReLU (arXiv 2309.03004)."""
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoImageProcessor,
@@ -17,7 +16,6 @@ from transformers import (
     ViTModel,
     ViTPreTrainedModel,
 )
-from transformers import initialization as init
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
@@ -27,7 +25,8 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer, ViTMLP
 
 from sparsight.configuration.configuration_sparse_vit import SparseViTConfig
 from sparsight.modeling.activations import MixedActivation
-from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, ZerothBias
+from sparsight.modeling.sparse_model import SparseModelMixin
+from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, PatchZerothBias
 
 
 class SparseViTMLP(ViTMLP):
@@ -40,7 +39,7 @@ class SparseViTMLP(ViTMLP):
         self.zeroth_bias = None
         if config.zeroth_bias:
             rows, columns = config.image_grid
-            self.zeroth_bias = ZerothBias(rows * columns + 1, config.hidden_size, grid=(rows, columns))
+            self.zeroth_bias = PatchZerothBias((rows, columns), config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor, grid: tuple[int, int] | None = None) -> torch.Tensor:
         if self.zeroth_bias is not None:
@@ -81,44 +80,9 @@ class SparseViTLayer(ViTLayer, DoublyBiasedBlock):
         return self.dropout(hidden_states) + residual
 
 
-class SparseViTPreTrainedModel(ViTPreTrainedModel):
+class SparseViTPreTrainedModel(SparseModelMixin, ViTPreTrainedModel):
     config: SparseViTConfig
     _no_split_modules = ["ViTEmbeddings", "SparseViTLayer"]
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        if isinstance(module, ZerothBias):
-            init.zeros_(module.weight)
-        elif isinstance(module, MixedActivation):
-            # Not in the state dict, so a model that was built on the meta device gets it here.
-            init.constant_(module.portion, self.config.activation_mix)
-
-    @property
-    def activation_mix(self) -> float:
-        """Portion m of JSReLU in the activations (1 − m)·ReLU + m·JSReLU; assigning sets it in the config too.
-
-        Raises:
-            AttributeError: on assignment, where `config.hidden_act` is not `"jsrelu"`.
-            StrictDataclassError: on assignment of a value outside [0, 1].
-        """
-        return self.config.activation_mix
-
-    @activation_mix.setter
-    def activation_mix(self, portion: float):
-        activations = [module for module in self.modules() if isinstance(module, MixedActivation)]
-        if not activations:
-            raise AttributeError(
-                f'`activation_mix` needs `hidden_act`="jsrelu", this model has "{self.config.hidden_act}"'
-            )
-        previous, self.config.activation_mix = self.config.activation_mix, portion
-        try:
-            self.config.validate()
-        except StrictDataclassError:
-            self.config.activation_mix = previous
-            raise
-        for activation in activations:
-            activation.portion.fill_(portion)
 
 
 class SparseViTModel(SparseViTPreTrainedModel, ViTModel):

@@ -9,18 +9,44 @@ from torch import nn
 class ZerothBias(nn.Module):
     r"""Adds D to the normalised tokens: y = W₂ σ(W₁(LN(x) + D) + b₁) + b₂ (arXiv 2309.03004, DB-MLP).
 
-    D has one row a token position and starts at zero.
+    D has one row a token position and starts at zero. Tokens at positions beyond the last get no bias.
 
     Args:
         num_positions: T, the number of token positions.
         hidden_size: d.
-        grid: rows and columns of the patch grid that positions 1…T − 1 lie on, behind the class token at position 0.
     """
 
-    def __init__(self, num_positions: int, hidden_size: int, grid: tuple[int, int]):
+    def __init__(self, num_positions: int, hidden_size: int):
         super().__init__()
-        self.grid = grid
         self.weight = nn.Parameter(torch.zeros(num_positions, hidden_size))
+
+    def forward(self, hidden_states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            hidden_states: `(batch, tokens, d)`.
+            positions: of these tokens, `(tokens,)`; not negative.
+        """
+        num_positions = self.weight.shape[0]
+        rows = nn.functional.embedding(positions.clamp(max=num_positions - 1), self.weight)
+        # Not a slice: where the positions lie is known on the device alone when they come from a static cache.
+        return hidden_states + rows.where((positions < num_positions).unsqueeze(-1), 0)
+
+    def extra_repr(self) -> str:
+        num_positions, hidden_size = self.weight.shape
+        return f"{num_positions}, {hidden_size}"
+
+
+class PatchZerothBias(ZerothBias):
+    r"""The zeroth bias of a vision transformer: position 0 is the class token's, the others lie on the patch grid.
+
+    Args:
+        grid: rows and columns of the patch grid.
+        hidden_size: d.
+    """
+
+    def __init__(self, grid: tuple[int, int], hidden_size: int):
+        super().__init__(grid[0] * grid[1] + 1, hidden_size)
+        self.grid = grid
 
     def interpolate(self, grid: tuple[int, int]) -> torch.Tensor:
         """D for another patch grid, resampled as ViT resamples its position embedding: `(1 + rows·columns, d)`."""
@@ -39,8 +65,7 @@ class ZerothBias(nn.Module):
         return hidden_states + bias
 
     def extra_repr(self) -> str:
-        num_positions, hidden_size = self.weight.shape
-        return f"{num_positions}, {hidden_size}, grid={self.grid}"
+        return f"{super().extra_repr()}, grid={self.grid}"
 
 
 class DoublyBiasedBlock:

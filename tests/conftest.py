@@ -16,8 +16,13 @@ from hypothesis import settings
 from transformers import ViTConfig, ViTForImageClassification
 
 from crate_testing import GOLDEN, GoldenCrate
-from helpers import TINY_RECIPE, TINY_VIT, randomize
-from sparsight import SparseViTConfig, SparseViTForImageClassification
+from helpers import TINY_RECIPE, TINY_T5, TINY_T5_RECIPE, TINY_VIT, randomize
+from sparsight import (
+    SparseT5Config,
+    SparseT5ForConditionalGeneration,
+    SparseViTConfig,
+    SparseViTForImageClassification,
+)
 
 
 # The same examples in every run, and no deadline that a busy machine could miss.
@@ -44,6 +49,18 @@ def sparse_vit(tiny_vit) -> SparseViTForImageClassification:
 
 
 @pytest.fixture
+def tiny_t5() -> dict:
+    """Config fields of a T5 that is quick to run."""
+    return dict(TINY_T5)
+
+
+@pytest.fixture
+def sparse_t5(tiny_t5) -> SparseT5ForConditionalGeneration:
+    """A Sparse T5 with random parameters, zeroth biases among them."""
+    return randomize(SparseT5ForConditionalGeneration(SparseT5Config(**tiny_t5)))
+
+
+@pytest.fixture
 def vanilla_vit(tiny_vit) -> ViTForImageClassification:
     """transformers' own ViT with random parameters."""
     return randomize(ViTForImageClassification(ViTConfig(**tiny_vit)))
@@ -59,6 +76,14 @@ def tiny_recipe(tmp_path_factory) -> str:
     """A recipe that trains a Sparse ViT on a few digits: 4 optimizer steps an epoch of a few milliseconds each."""
     path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
     path.write_text(TINY_RECIPE)
+    return str(path)
+
+
+@pytest.fixture
+def tiny_t5_recipe(tmp_path_factory) -> str:
+    """A recipe that trains a Sparse T5 on a few texts, in steps of a few milliseconds."""
+    path = tmp_path_factory.mktemp("recipe") / "tiny_t5.yaml"
+    path.write_text(TINY_T5_RECIPE)
     return str(path)
 
 

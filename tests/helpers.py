@@ -20,6 +20,15 @@ TINY_VIT = {
     "patch_size": 2,
     "num_labels": 10,
 }
+TINY_T5 = {
+    "vocab_size": 96,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 TINY_RECIPE = """
 model_type: sparse_vit
 dataset: digits
@@ -37,6 +46,29 @@ crop_scale: [0.6, 1.0]
 horizontal_flip: 0.0
 max_train_samples: 128
 max_eval_samples: 100
+"""
+TINY_T5_RECIPE = """
+model_type: sparse_t5
+dataset: stdlib
+vocab_size: 300
+input_length: 24
+max_train_samples: 4
+max_eval_samples: 2
+model:
+  d_model: 16
+  d_kv: 8
+  d_ff: 32
+  num_layers: 2
+  num_heads: 2
+  num_zeroth_bias_positions: 24
+  num_decoder_zeroth_bias_positions: 16
+batch_size: 16
+eval_batch_size: 64
+max_steps: 12
+eval_epochs: 0.25
+learning_rate: 1.0e-2
+lr_scheduler: inverse_sqrt
+warmup_steps: 2
 """
 
 

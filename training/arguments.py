@@ -127,6 +127,11 @@ def require(condition: bool, name: str, message: str) -> None:
         raise UsageError(f"--{name}: {message}")
 
 
+def single_line(error: Exception) -> str:
+    """What an error of another library says, as part of a one-line message."""
+    return " ".join(str(error).split())[:300]
+
+
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see --help)")

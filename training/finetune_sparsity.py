@@ -3,53 +3,46 @@
 """Finetune a checkpoint for activation sparsity, beside plain LoRA as the baseline, and show what it cost and gained.
 
     accelerate launch training/finetune_sparsity.py
+    accelerate launch training/finetune_sparsity.py --task t5
     accelerate launch training/finetune_sparsity.py --recipe vit_base_imagenet_finetune --dataset FOLDER \\
         --model_name_or_path CHECKPOINT
+    accelerate launch training/finetune_sparsity.py --recipe t5_base_c4_finetune
 
-With neither a checkpoint nor a data set it first trains a small vanilla ReLU ViT on the embedded digits. The recipe
-adds zeroth biases and JSReLU to the checkpoint, trains LoRA on every matrix of attention and MLP, and lifts the scales
-of the LayerNorms before the MLPs (arXiv 2309.03004).
+The task, image classification with a ViT or span corruption with a T5, is that of the checkpoint, or what --task says;
+the arguments of the data are the task's. With neither a checkpoint nor a data set, a small vanilla ReLU model is first
+trained on the embedded data: handwritten digits, or Python's own documentation.
+
+The recipe adds zeroth biases and JSReLU to the checkpoint, trains LoRA on every matrix of attention and MLP, and lifts
+the scales of the norms before the MLPs (arXiv 2309.03004).
 
 The output folder has `results.json` (before, lora, recipe), `sparsity.png`, `adapter/` (all that the recipe changed),
-`merged/` (ready for `AutoModelForImageClassification.from_pretrained`), and `vanilla/`, where one was trained.
+`merged/` (ready for the Auto class's `from_pretrained`), and `vanilla/`, where one was trained.
 """
 
+import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import PartialState
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
-from sparsight import SparseViTConfig, SparseViTForImageClassification
 from sparsight.analysis.plots import plot_sparsity, save_figure
-from sparsight.training import train_image_classification
 from sparsight.training.arguments import (
     LoopArguments,
     UsageError,
     argument,
     exit_on_usage_error,
+    load_recipe,
     parse_arguments,
     require,
 )
-from sparsight.training.image_classification import (
-    Evaluation,
-    check_model_fields,
-    evaluate_classifier,
-    load_classifier,
-    make_compute_loss,
-)
-from sparsight.training.image_data import (
-    ImageArguments,
-    LabelledImages,
-    TrainingImages,
-    load_images,
-    make_eval_loader,
-    make_train_loader,
-)
+from sparsight.training.checkpoints import check_model_fields, load_pretrained
+from sparsight.training.finetune_tasks import TASKS, Task
 from sparsight.training.loop import RecipePart, TrainingResult, count_steps, make_accelerator, train
 from sparsight.training.run_folder import (
     begin_run,
@@ -59,12 +52,9 @@ from sparsight.training.run_folder import (
     written_folder,
 )
 from sparsight.training.seeding import seed_generators
-from sparsight.training.sparsity import ActivationMixing, LayerNormUplift
+from sparsight.training.sparsity import ActivationMixing, LayerNormUplift, find_blocks
 
 
-# The matrices of attention and MLP in transformers' ViT, by the end of their names.
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
-FAMILIES = ("vit", "sparse_vit")
 # What a run writes into its folder and a new one replaces; `vanilla/` is kept.
 ARTIFACTS = ("lora", "recipe", "adapter", "merged", "results.json", "sparsity.png")
 
@@ -74,18 +64,22 @@ class FinetuneArguments:
     """What to finetune, and how sparsity comes about."""
 
     recipe: str | None = argument(
-        "A recipe by name, or a YAML file. Default: vit_digits_finetune on the embedded digits, else none."
+        "A recipe by name, or a YAML file. Default: vit_digits_finetune or t5_stdlib_finetune on the embedded data, "
+        "else none."
     )
+    task: Literal["image", "t5"] | None = argument("What to finetune. Default: what the checkpoint is for, or image.")
     model_name_or_path: str | None = argument(
-        "A ViT or Sparse ViT classifier. Default: a small one trained on digits."
+        "A ViT classifier or a T5, vanilla or sparse. Default: a small one trained on the embedded data."
     )
-    vanilla_recipe: str = argument("Recipe of the vanilla ViT to train where no checkpoint is given.", "vit_digits")
+    vanilla_recipe: str | None = argument(
+        "Recipe of the vanilla model to train where no checkpoint is given. Default: vit_digits or t5_stdlib."
+    )
     baseline: bool = argument("Also finetune with plain LoRA, the paper's baseline.", True)
     lora_rank: int = argument("Rank of LoRA on every matrix of attention and MLP.", 192)
     lora_alpha: float | None = argument("LoRA's scale is alpha/rank. Default: the rank.")
     lora_dropout: float = argument("Dropout before LoRA.", 0.0)
     uplift_steps: int | None = argument(
-        "Optimizer steps over which LayerNorm scales are lifted to 1; 0 lifts at once. Default: a third of all."
+        "Optimizer steps over which norm scales are lifted to 1; 0 lifts at once. Default: a third of all."
     )
     mixing_steps: int = argument("Optimizer steps over which ReLU turns into JSReLU; 0 changes it at once.", 0)
     model: dict[str, Any] = field(default_factory=dict, init=False)
@@ -101,36 +95,48 @@ class FinetuneArguments:
             require((getattr(self, name) or 0) >= 0, name, f"{getattr(self, name)} is negative; give 0 or more")
 
 
-def default_recipe(given: dict[str, str]) -> str | None:
-    """The recipe where the command line names none."""
-    return "vit_digits_finetune" if given.get("dataset", "digits") == "digits" else None
+def choose_task(args: list[str] | None) -> Task:
+    """The task that a command line or its recipe names, else the one that the checkpoint is for, else images."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("task", "recipe", "model_name_or_path"):
+        parser.add_argument(f"--{name}", nargs="?")
+    given, _ = parser.parse_known_args(args)
+    recipe = load_recipe(given.recipe) if given.recipe else {}
+    name = given.task or recipe.get("task")
+    checkpoint = given.model_name_or_path or recipe.get("model_name_or_path")
+    if name is None and checkpoint is not None:
+        try:
+            model_type = AutoConfig.from_pretrained(checkpoint).model_type
+        except (OSError, ValueError):  # loading the model says what is wrong
+            model_type = None
+        name = next((name for name, task in TASKS.items() if model_type in task.families), None)
+    return TASKS.get(name, TASKS["image"])  # the parser refuses what is unknown
 
 
-def check_checkpoint(model: nn.Module, arguments: FinetuneArguments, data: LabelledImages) -> None:
+def check_checkpoint(
+    task: Task, model: PreTrainedModel, processor: Any, arguments: FinetuneArguments, data: Any
+) -> None:
     """
     Raises:
         UsageError: if the recipe or the data do not fit the checkpoint.
     """
-    config, name = model.config, arguments.model_name_or_path or arguments.vanilla_recipe
+    name = arguments.model_name_or_path or arguments.vanilla_recipe
     require(
-        config.model_type in FAMILIES,
+        model.config.model_type in task.families,
         "model_name_or_path",
-        f"{name} is a {config.model_type}; the recipe is for {' and '.join(FAMILIES)}",
+        f"{name} is a {model.config.model_type}; the recipe is for {' and '.join(task.families)}",
     )
-    require(
-        config.num_labels == len(data.class_names),
-        "dataset",
-        f"it has {len(data.class_names)} classes, but {name} has {config.num_labels}; give a checkpoint that was "
-        "trained on it (training/train_image_classification.py trains a new head)",
-    )
+    task.check(name, model, processor, data)
     for module_name, module in model.named_modules():
-        if module_name.rpartition(".")[2] in LORA_TARGETS:
+        if module_name.rpartition(".")[2] in task.lora_targets:
             shape, rank = tuple(module.weight.shape), arguments.lora_rank
             fits = rank <= min(shape)
             require(fits, "lora_rank", f"{rank} is more than {module_name} {shape} allows; give at most {min(shape)}")
 
 
-def add_lora(model: PreTrainedModel, arguments: FinetuneArguments, modules_to_save: Sequence[str] = ()) -> PeftModel:
+def add_lora(
+    task: Task, model: PreTrainedModel, arguments: FinetuneArguments, modules_to_save: Sequence[str] = ()
+) -> PeftModel:
     """LoRA on every matrix of attention and MLP; the modules named in `modules_to_save` are trained in full."""
     return get_peft_model(
         model,
@@ -138,41 +144,38 @@ def add_lora(model: PreTrainedModel, arguments: FinetuneArguments, modules_to_sa
             r=arguments.lora_rank,
             lora_alpha=arguments.lora_alpha or arguments.lora_rank,
             lora_dropout=arguments.lora_dropout,
-            target_modules=list(LORA_TARGETS),
+            target_modules=list(task.lora_targets),
             modules_to_save=list(modules_to_save) or None,
         ),
     )
 
 
 def make_sparse(
-    checkpoint: str, arguments: FinetuneArguments, num_steps: int
+    task: Task, checkpoint: str, arguments: FinetuneArguments, num_steps: int
 ) -> tuple[PeftModel, list[LayerNormUplift | ActivationMixing]]:
     """The checkpoint as the recipe finetunes it: zeroth biases, JSReLU, LoRA, and the parts to step."""
-    fields = {"hidden_act": "jsrelu", "zeroth_bias": True, **arguments.model}
-    model, _ = load_classifier(checkpoint, SparseViTForImageClassification, **fields)
-    model = add_lora(model, arguments, modules_to_save=("zeroth_bias", "layernorm_after"))
+    fields = task.sparse_fields(AutoConfig.from_pretrained(checkpoint))
+    model = load_pretrained(checkpoint, task.sparse_class, **{**fields, **arguments.model})
+    names = {module: name for name, module in model.named_modules()}
+    parts = [module for block in find_blocks(model) for module in (block.zeroth_bias, block.mlp_norm)]
+    trained = [names[module] for module in parts if module is not None]
+    model = add_lora(task, model, arguments, modules_to_save=trained)
     uplift_steps = num_steps // 3 if arguments.uplift_steps is None else arguments.uplift_steps
     return model, [LayerNormUplift(model, uplift_steps), ActivationMixing(model, arguments.mixing_steps)]
 
 
-def format_table(results: dict[str, dict[str, Any]]) -> str:
+def format_table(task: Task, results: dict[str, dict[str, Any]]) -> str:
     """The results side by side, as a Markdown table."""
     rows = [["", *results], ["-" * 14, *("-" * 7 + ":" for _ in results)]]
-    for name, key, form in (
-        ("accuracy@1", "accuracy", "{:.2%}"),
-        ("accuracy@5", "accuracy_top5", "{:.2%}"),
-        ("loss", "loss", "{:.4f}"),
-        ("non-zero share", "nonzero_share", "{:.2%}"),
-    ):
-        rows.append([name, *(form.format(result[key]) for result in results.values())])
-    layers = zip(*(result["nonzero_share_per_layer"] for result in results.values()), strict=True)
-    rows += [[f"layer {index}", *(f"{share:.2%}" for share in shares)] for index, shares in enumerate(layers, start=1)]
+    rows += [[label, *(form.format(result[key]) for result in results.values())] for label, key, form in task.rows]
+    shares = [task.layer_shares(result) for result in results.values()]
+    rows += [[label, *(f"{layers[label]:.2%}" for layers in shares)] for label in shares[0]]
     return "\n".join(
         f"| {name:14} | " + " | ".join(f"{value:>8}" for value in values) + " |" for name, *values in rows
     )
 
 
-def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArguments) -> dict[str, Any]:
+def run(task: Task, arguments: FinetuneArguments, data_arguments: Any, loop: LoopArguments) -> dict[str, Any]:
     """Finetune as the arguments say, and write the output folder.
 
     Returns:
@@ -182,30 +185,30 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
     arguments.check()
     loop.output_dir = loop.output_dir or "outputs/finetune_sparsity"
     output_dir = Path(loop.output_dir)
-    settings = {**asdict(arguments), **asdict(images), **asdict(loop)}
+    arguments.vanilla_recipe = arguments.vanilla_recipe or task.vanilla_recipe
+    settings = {**asdict(arguments), **asdict(data_arguments), **asdict(loop)}
     resume = loop.resume_from_checkpoint
     require(resume in (None, "latest"), "resume_from_checkpoint", f"{resume!r}: this job resumes with 'latest' only")
-    check_model_fields(SparseViTConfig, arguments.model)
+    check_model_fields(task.sparse_class.config_class, arguments.model)
     vanilla = None
     if arguments.model_name_or_path is None:
         require(
-            images.dataset == "digits",
+            data_arguments.dataset == task.embedded_dataset,
             "model_name_or_path",
-            f"give a classifier of {images.dataset} to finetune; one is trained here for the embedded digits only",
+            f"give a {task.model_noun} of {data_arguments.dataset} to finetune; one is trained here for the embedded "
+            f"{task.embedded_dataset} only",
         )
-        vanilla = parse_vanilla(arguments, output_dir / "vanilla", loop.seed)
+        vanilla = parse_vanilla(task, arguments, output_dir / "vanilla", loop.seed)
     check_run_folder(output_dir, settings)
-    data = load_images(images)
+    data = task.load_data(data_arguments)
     if vanilla is None:
-        model, processor = load_classifier(arguments.model_name_or_path, AutoModelForImageClassification)
+        model = load_pretrained(arguments.model_name_or_path, task.auto_class)
+        processor = task.load_processor(arguments.model_name_or_path, model.config)
     else:
-        model, processor = train_image_classification.make_model(vanilla[0], vanilla[1], data.class_names)
-    check_checkpoint(model, arguments, data)
+        model, processor = task.make_vanilla(vanilla[0], vanilla[1], data)
+    check_checkpoint(task, model, processor, arguments, data)
     accelerator = make_accelerator(loop)
-    train_images = TrainingImages(data.train, model.config, processor, images, loop.seed)
-    train_loader = make_train_loader(train_images, accelerator, loop, images.repeated_augmentation)
-    eval_loader = make_eval_loader(data.eval, model.config, processor, accelerator, loop)
-    compute_loss = make_compute_loss(loop, images, len(data.class_names), accelerator.num_processes)
+    prepared = task.prepare(model.config, processor, data, data_arguments, loop, accelerator)
 
     accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
     if accelerator.is_main_process:
@@ -213,38 +216,38 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
     accelerator.init_trackers(output_dir.name, {k: v for k, v in settings.items() if isinstance(v, (int, float, str))})
     checkpoint = arguments.model_name_or_path
     if vanilla is not None:
-        train_image_classification.run(*vanilla, accelerator)
+        task.script.run(*vanilla, accelerator)
         checkpoint = str(output_dir / "vanilla" / "model")
 
-    def evaluate(model: nn.Module) -> Evaluation:
-        return evaluate_classifier(accelerator, model.to(accelerator.device), eval_loader)
+    def evaluate(model: nn.Module) -> Any:
+        return prepared.evaluate(model.to(accelerator.device))
 
     def finetune(name: str, model: PeftModel, parts: Sequence[RecipePart] = ()) -> TrainingResult:
         checkpoints = find_checkpoints(output_dir / name) if resume else []
         return train(
             accelerator,
             model,
-            train_loader,
+            prepared.train_loader,
             loop,
             output_dir / name,
-            compute_loss=compute_loss,
+            compute_loss=prepared.compute_loss,
             evaluate=evaluate,
-            score=lambda evaluation: evaluation.accuracy,
+            score=task.score,
             save_model=lambda model, folder: model.save_pretrained(folder),
             parts=parts,
             resume_from=checkpoints[-1] if checkpoints else None,
             description=name,
         )
 
-    model, _ = load_classifier(checkpoint, AutoModelForImageClassification)
+    model = load_pretrained(checkpoint, task.auto_class)
     results = {"before": asdict(evaluate(model))}
     if arguments.baseline:
         seed_generators(loop.seed)
-        result = finetune("lora", add_lora(model, arguments))
+        result = finetune("lora", add_lora(task, model, arguments))
         results["lora"] = {**asdict(result.evaluation), "training_nonzero_share": result.training_nonzero_share}
 
     seed_generators(loop.seed)
-    model, parts = make_sparse(checkpoint, arguments, num_steps=count_steps(train_loader, loop))
+    model, parts = make_sparse(task, checkpoint, arguments, count_steps(prepared.train_loader, loop))
     result = finetune("recipe", model, parts)
     if accelerator.is_main_process:
         with written_folder(output_dir / "adapter") as folder:
@@ -254,25 +257,26 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
             processor.save_pretrained(folder)
     accelerator.wait_for_everyone()
     # What is measured is what is delivered: the merged model, read back.
-    merged, _ = load_classifier(str(output_dir / "merged"), AutoModelForImageClassification)
+    merged = load_pretrained(str(output_dir / "merged"), task.auto_class)
     results["recipe"] = {**asdict(evaluate(merged)), "training_nonzero_share": result.training_nonzero_share}
     if accelerator.is_main_process:
-        shares = {name: result["nonzero_share_per_layer"] for name, result in results.items()}
+        shares = {name: list(task.layer_shares(result).values()) for name, result in results.items()}
         save_figure(plot_sparsity(shares, title="Finetuning for activation sparsity"), output_dir / "sparsity.png")
         write_json(output_dir / "results.json", {**results, "eval_split": data.eval_split, "seed": loop.seed})
     accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
     return results
 
 
-def parse_vanilla(arguments: FinetuneArguments, folder: Path, seed: int) -> tuple[Any, ImageArguments, LoopArguments]:
+def parse_vanilla(task: Task, arguments: FinetuneArguments, folder: Path, seed: int) -> tuple[Any, Any, LoopArguments]:
     """Arguments of the training of the vanilla model: to continue or keep what is in its folder, if it is the same."""
+    script = task.script
 
-    def parse(*given: str) -> tuple[Any, ImageArguments, LoopArguments]:
+    def parse(*given: str) -> tuple[Any, Any, LoopArguments]:
         return parse_arguments(
-            (train_image_classification.ModelArguments, ImageArguments, LoopArguments),
+            (script.ModelArguments, task.arguments_class, LoopArguments),
             ["--recipe", arguments.vanilla_recipe, "--output_dir", str(folder), "--seed", str(seed), *given],
-            train_image_classification.__doc__,
-            train_image_classification.default_recipe,
+            script.__doc__,
+            script.default_recipe,
         )
 
     resumed = parse("--resume_from_checkpoint", "latest")
@@ -285,11 +289,16 @@ def parse_vanilla(arguments: FinetuneArguments, folder: Path, seed: int) -> tupl
 
 @exit_on_usage_error
 def main(args: list[str] | None = None) -> None:
-    arguments, images, loop = parse_arguments(
-        (FinetuneArguments, ImageArguments, LoopArguments), args, __doc__, default_recipe
-    )
-    results = run(arguments, images, loop)
-    PartialState().print(f"\n{format_table(results)}\n\nwritten to {loop.output_dir}")
+    args = sys.argv[1:] if args is None else args
+    task = choose_task(args)
+
+    def default_recipe(given: dict[str, str]) -> str | None:
+        return task.finetune_recipe if given.get("dataset", task.embedded_dataset) == task.embedded_dataset else None
+
+    classes = (FinetuneArguments, task.arguments_class, LoopArguments)
+    arguments, data_arguments, loop = parse_arguments(classes, args, __doc__, default_recipe)
+    results = run(task, arguments, data_arguments, loop)
+    PartialState().print(f"\n{format_table(task, results)}\n\nwritten to {loop.output_dir}")
 
 
 if __name__ == "__main__":

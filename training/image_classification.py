@@ -5,21 +5,20 @@
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from huggingface_hub.errors import StrictDataclassError
 from timm.data import Mixup
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedModel
+from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
 from sparsight.analysis.sparsity import ActivationSparsity, make_meter
-from sparsight.training.arguments import LoopArguments, UsageError, nearest, require
+from sparsight.training.arguments import LoopArguments, require
+from sparsight.training.checkpoints import load_pretrained
 from sparsight.training.image_data import ImageArguments, make_image_processor
 
 
@@ -123,20 +122,8 @@ def make_compute_loss(
     return compute_loss
 
 
-def check_model_fields(config_class: type, model: dict[str, Any]) -> None:
-    """
-    Raises:
-        UsageError: if `model` has a field that the config does not have.
-    """
-    known = {field.name for field in fields(config_class)}
-    for name in model.keys() - known:
-        raise UsageError(f"--model.{name}: {config_class.model_type} has no such field; {nearest(name, known)}")
-
-
 def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrainedModel, BaseImageProcessor]:
     """A classifier and its image processor, from a folder or the Hub.
-
-    A checkpoint without an image processor gets the one that its config asks for.
 
     Args:
         name: what `--model_name_or_path` gave.
@@ -145,17 +132,14 @@ def load_classifier(name: str, auto_class: type, **kwargs: Any) -> tuple[PreTrai
     Raises:
         UsageError: if there is no such checkpoint, or it cannot be loaded so.
     """
-    flag = "--model_name_or_path"
-    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
-        raise UsageError(f"{flag}: there is no folder {name}; give one with a checkpoint, or a model of the Hub")
+    model = load_pretrained(name, auto_class, **kwargs)
+    return model, load_image_processor(name, model.config)
+
+
+def load_image_processor(name: str, config: PreTrainedConfig) -> BaseImageProcessor:
+    """The image processor of a checkpoint; where it has none, the one that its config asks for."""
     try:
-        model = auto_class.from_pretrained(name, **kwargs)
-    except (OSError, ValueError, RuntimeError, StrictDataclassError) as error:
-        message = " ".join(str(error).split())[:300]
-        raise UsageError(f"{flag}: cannot load {name} ({message}); give a folder or a model of the Hub") from error
-    try:
-        processor = AutoImageProcessor.from_pretrained(name)
+        return AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError):
         logger.warning(f"{name} has no image processor; taking the one that its config asks for")
-        processor = make_image_processor(model.config, ImageArguments())
-    return model, processor
+        return make_image_processor(config, ImageArguments())

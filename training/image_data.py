@@ -3,9 +3,7 @@
 """Labelled images for the scripts: embedded digits, an image folder, or a data set of the Hub."""
 
 import io
-import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,12 +14,12 @@ from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import tqdm
 from PIL import Image
 from timm.data import create_transform
-from timm.data.distributed_sampler import RepeatAugSampler
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from transformers import BaseImageProcessor, PreTrainedConfig, ViTImageProcessor
 
 from sparsight.analysis.data import digits_images
-from sparsight.training.arguments import LoopArguments, UsageError, argument, require
+from sparsight.training.arguments import LoopArguments, UsageError, argument, require, single_line
+from sparsight.training.batches import EpochBatches, make_training_loader
 from sparsight.training.seeding import derive_seed, seed_generators
 
 
@@ -114,7 +112,7 @@ def _load_splits(arguments: ImageArguments) -> datasets.DatasetDict:
             return datasets.load_dataset("imagefolder", data_dir=name)
         except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
             raise UsageError(
-                f"--dataset: no images in {name} ({_one_line(error)}); lay it out as train/<class>/<image>"
+                f"--dataset: no images in {name} ({single_line(error)}); lay it out as train/<class>/<image>"
             ) from error
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UsageError(f"--dataset: there is no folder {name}; give one, 'digits', or a data set of the Hub")
@@ -123,12 +121,8 @@ def _load_splits(arguments: ImageArguments) -> datasets.DatasetDict:
     except Exception as error:  # the loader of a data set may raise anything
         raise UsageError(
             f"--dataset: {name!r} is neither 'digits', a folder here, nor a data set that the Hub gave "
-            f"({_one_line(error)})"
+            f"({single_line(error)})"
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _load_digits() -> datasets.DatasetDict:
@@ -177,7 +171,7 @@ def _check_files(images: datasets.Dataset) -> None:
 
 def _unreadable(encoded: dict[str, Any], error: Exception) -> UsageError:
     place = encoded.get("path") or "an image of the data set"
-    return UsageError(f"--dataset: cannot read {place} ({_one_line(error)}); remove or replace it")
+    return UsageError(f"--dataset: cannot read {place} ({single_line(error)}); remove or replace it")
 
 
 def open_image(encoded: dict[str, Any]) -> Image.Image:
@@ -267,35 +261,6 @@ class TrainingImages(Dataset):
         return self.transform(decode_image(row["image"], self.mode)), row["label"]
 
 
-class EpochBatches(Sampler):
-    """Endless micro-batches of (epoch, position, index), from any optimizer step on.
-
-    The order is a function of seed and epoch. Each epoch has whole optimizer steps only; what is left over is dropped.
-    """
-
-    drop_last = True
-
-    def __init__(self, images: datasets.Dataset, loop: LoopArguments, repeats: int = 1):
-        self.batch_size = loop.batch_size // loop.gradient_accumulation_steps
-        self.steps_per_epoch = len(images) // loop.batch_size
-        self.images_per_epoch = self.steps_per_epoch * loop.batch_size
-        self.micro_batches_per_step = loop.gradient_accumulation_steps
-        self.seed = loop.seed
-        self.first_step = 0
-        self.sampler = RepeatAugSampler(images, num_replicas=1, rank=0, num_repeats=repeats, selected_round=0)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        first_epoch, step = divmod(self.first_step, self.steps_per_epoch)
-        start = step * self.micro_batches_per_step * self.batch_size
-        for epoch in itertools.count(first_epoch):
-            self.sampler.set_epoch(derive_seed(self.seed, epoch))
-            indices = itertools.islice(self.sampler, self.images_per_epoch)
-            keys = [(epoch, position, int(index)) for position, index in enumerate(indices)]
-            for first in range(start, len(keys), self.batch_size):
-                yield keys[first : first + self.batch_size]
-            start = 0
-
-
 def make_train_loader(
     images: TrainingImages, accelerator: Accelerator, loop: LoopArguments, repeats: int = 1
 ) -> DataLoader:
@@ -309,20 +274,7 @@ def make_train_loader(
         "batch_size",
         f"{loop.batch_size} is more than the {len(images.images)} training images; lower it",
     )
-    micro_batch_size = loop.batch_size // loop.gradient_accumulation_steps
-    require(
-        micro_batch_size % accelerator.num_processes == 0,
-        "batch_size",
-        f"a micro-batch of {micro_batch_size} does not divide over {accelerator.num_processes} processes",
-    )
-    loader = DataLoader(
-        images,
-        batch_sampler=EpochBatches(images.images, loop, repeats),
-        collate_fn=_collate,
-        num_workers=loop.num_workers,
-        pin_memory=accelerator.device.type == "cuda",
-    )
-    return prepare_data_loader(loader, accelerator.device, split_batches=True, put_on_device=True, non_blocking=True)
+    return make_training_loader(images, EpochBatches(images.images, loop, repeats), _collate, accelerator, loop)
 
 
 def _collate(examples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:

@@ -17,27 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator, PartialState
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForImageClassification,
-    BaseImageProcessor,
-    PreTrainedModel,
-)
+from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
 
 import sparsight  # noqa: F401  (registers the families)
 from sparsight.training.arguments import (
     LoopArguments,
-    UsageError,
     argument,
     exit_on_usage_error,
-    nearest,
     parse_arguments,
 )
+from sparsight.training.checkpoints import make_config
 from sparsight.training.image_classification import (
-    check_model_fields,
     evaluate_classifier,
     load_classifier,
     make_compute_loss,
@@ -99,14 +90,7 @@ def make_model(
         heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(class_names)]
         heads[-1].reset_parameters()
         return model, processor
-    families = sorted(config.model_type for config in AutoModelForImageClassification._model_mapping._extra_content)
-    if arguments.model_type not in families:
-        raise UsageError(f"--model_type: unknown {arguments.model_type!r}; {nearest(arguments.model_type, families)}")
-    check_model_fields(CONFIG_MAPPING[arguments.model_type], arguments.model)
-    try:
-        config = AutoConfig.for_model(arguments.model_type, **arguments.model, **labels)
-    except StrictDataclassError as error:  # its message names the field
-        raise UsageError(f"--model: {str(error).strip().splitlines()[-1].strip()}") from error
+    config = make_config(AutoModelForImageClassification, arguments.model_type, arguments.model, **labels)
     return AutoModelForImageClassification.from_config(config), make_image_processor(config, images)
 
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
-    TorchAoConfig,
+    BitsAndBytesConfig,
     Trainer,
     TrainingArguments,
     ViTImageProcessor,
@@ -85,15 +84,16 @@ def test_onnx(model, pixel_values, tmp_path):
     torch.testing.assert_close(torch.from_numpy(logits), model(pixel_values).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_quantised_loading(model, pixel_values, tmp_path):
-    quantization = pytest.importorskip("torchao.quantization")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantised_loading(model, pixel_values, tmp_path, bits):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
     model.save_pretrained(tmp_path)
-    config = TorchAoConfig(quantization.Int8WeightOnlyConfig())
-    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, quantization_config=config).eval()
-    linear = next(module for module in loaded.modules() if isinstance(module, nn.Linear))
-    assert type(linear.weight) is not nn.Parameter
+    config = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, quantization_config=config, device_map="cpu")
+    kind = bitsandbytes.nn.Linear8bitLt if bits == 8 else bitsandbytes.nn.Linear4bit
+    assert any(isinstance(module, kind) for module in loaded.modules())
     expected = model(pixel_values).logits
-    assert (loaded(pixel_values).logits - expected).norm() < 0.1 * expected.norm()
+    assert (loaded.eval()(pixel_values).logits - expected).norm() < 2.0**-bits * 6 * expected.norm()
 
 
 def test_lora_and_merging(family, model, pixel_values, tmp_path):

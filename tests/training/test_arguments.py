@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sparsight import CrateConfig
-from sparsight.training import finetune_sparsity, train_image_classification
+from sparsight.training import finetune_sparsity
 from sparsight.training.arguments import (
     RECIPES,
     LoopArguments,
@@ -16,6 +16,8 @@ from sparsight.training.arguments import (
     load_recipe,
     parse_arguments,
 )
+from sparsight.training.checkpoints import check_model_fields, make_config
+from sparsight.training.finetune_tasks import TASKS
 from sparsight.training.image_data import ImageArguments
 
 
@@ -116,21 +118,25 @@ def test_nonsense_values_name_the_argument(name, value):
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_fits_a_script(path):
+    task = TASKS["t5" if "t5" in path.stem else "image"]
     finetuning = "finetune" in path.stem
-    script = finetune_sparsity if finetuning else train_image_classification
+    script = finetune_sparsity if finetuning else task.script
     own = script.FinetuneArguments if finetuning else script.ModelArguments
-    arguments, images, loop = parse_arguments(
-        (own, ImageArguments, LoopArguments), ["--recipe", path.stem], "", script.default_recipe
+    arguments, data_arguments, loop = parse_arguments(
+        (own, task.arguments_class, LoopArguments), ["--recipe", path.stem], "", lambda given: None
     )
     loop.check()
     if finetuning:
+        assert finetune_sparsity.choose_task(["--recipe", path.stem]) is task
         arguments.check()
+        check_model_fields(task.sparse_class.config_class, arguments.model)
     else:
-        model, processor = script.make_model(arguments, images, ["a", "b"])
-        assert model.config.model_type == arguments.model_type
-        assert model.config.num_labels == 2
-        assert {**model.config.to_dict(), **arguments.model} == model.config.to_dict()
-        assert processor.size
+        config = make_config(task.auto_class, arguments.model_type, arguments.model)
+        assert config.model_type == arguments.model_type
+        assert {**config.to_dict(), **arguments.model} == config.to_dict()
+    if task is TASKS["t5"]:
+        data_arguments.check()
+        assert data_arguments.lengths.input_length == data_arguments.input_length
 
 
 def test_papers_numbers_from_scratch():
@@ -168,3 +174,22 @@ def test_crates_numbers():
     transfer = load_recipe("crate_transfer")
     assert (transfer["optimizer"], transfer["learning_rate"]) == ("adamw", 5e-5)
     assert (transfer["batch_size"], transfer["num_epochs"], transfer["auto_augment"]) == (256, 200, "rand-m14-n2")
+
+
+def test_papers_numbers_on_c4():
+    """T5-base on C4, arXiv 2309.03004."""
+    vanilla, sparse = load_recipe("t5_base_c4"), load_recipe("sparse_t5_base_c4")
+    expected = {
+        "optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.001, "batch_size": 256, "max_steps": 100_000,
+        "lr_scheduler": "inverse_sqrt", "warmup_steps": 10_000, "input_length": 512, "noise_density": 0.15,
+        "mean_span_length": 3.0, "packing": "within_batch",
+    }  # fmt: skip
+    for recipe in (vanilla, sparse):
+        assert {name: recipe[name] for name in expected} == expected
+    assert (vanilla["model"]["feed_forward_proj"], vanilla["model"]["zeroth_bias"]) == ("relu", False)
+    assert (sparse["model"]["feed_forward_proj"], sparse["model"]["zeroth_bias"]) == ("jsrelu", True)
+    assert "restrict_layer_norms" not in vanilla
+    assert sparse["restrict_layer_norms"]
+    finetune = load_recipe("t5_base_c4_finetune")
+    assert (finetune["max_steps"], finetune["uplift_steps"], finetune["mixing_steps"]) == (10_000, 3_000, 3_000)
+    assert finetune["lora_rank"] == 192

@@ -20,7 +20,8 @@ from transformers import (
 
 from helpers import ROOT, TINY_RECIPE, run_python, snapshot
 from sparsight import SparseViTForImageClassification
-from sparsight.training import finetune_sparsity
+from sparsight.training import finetune_sparsity, train_image_classification
+from sparsight.training.finetune_tasks import TASKS
 from sparsight.training.image_data import EvalCollator, ImageArguments, load_images, make_image_processor
 
 
@@ -140,7 +141,7 @@ def test_another_seed_trains_another_vanilla_model(recipes, tmp_path):
 
 def test_table(finished, capsys):
     results = json.loads((finished / "results.json").read_text())
-    table = finetune_sparsity.format_table({column: results[column] for column in COLUMNS})
+    table = finetune_sparsity.format_table(TASKS["image"], {column: results[column] for column in COLUMNS})
     lines = table.splitlines()
     assert len({len(line) for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -181,7 +182,7 @@ def test_a_vit_of_transformers_with_gelu(recipes, tmp_path):
 def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
     """Stopped within each of the three trainings in turn, the job ends with the same merged model."""
     output_dir = tmp_path / "out"
-    real = finetune_sparsity.train_image_classification.train
+    real = train_image_classification.train
     stages = []
 
     def stop_once(*args, **kwargs):
@@ -201,7 +202,7 @@ def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
 
         return real(*args[:3], stopped, *args[4:], **{**kwargs, "evaluate": evaluate_then_stop, "save_model": save})
 
-    monkeypatch.setattr(finetune_sparsity.train_image_classification, "train", stop_once)
+    monkeypatch.setattr(train_image_classification, "train", stop_once)
     monkeypatch.setattr(finetune_sparsity, "train", stop_once)
     resume = []
     for _ in range(3):

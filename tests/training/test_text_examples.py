@@ -1,0 +1,190 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from transformers import T5Tokenizer
+
+from sparsight.training.arguments import LoopArguments, UsageError
+from sparsight.training.text_data import TextArguments, Texts, load_texts
+from sparsight.training.text_examples import (
+    iterate_blocks,
+    load_tokenizer,
+    make_blocks,
+    make_corruption,
+    make_eval_loader,
+    make_tokenizer,
+    make_train_loader,
+)
+from sparsight.training.tokenizer_training import find_sentinel_ids, train_tokenizer
+
+
+ARGUMENTS = {"input_length": 32, "vocab_size": 400, "max_train_samples": 4, "max_eval_samples": 3}
+STREAM = {**ARGUMENTS, "streaming": True, "shuffle_buffer": 5}
+
+
+@pytest.fixture(scope="module")
+def accelerator() -> Accelerator:
+    return Accelerator(cpu=True)
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    return load_texts(TextArguments(**ARGUMENTS))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(texts) -> T5Tokenizer:
+    return make_tokenizer(TextArguments(**ARGUMENTS), texts)
+
+
+def train_batches(accelerator, tokenizer, number, first_step=0, num_workers=0, fields=ARGUMENTS, **loop):
+    arguments = TextArguments(**fields)
+    loop = LoopArguments(**{"batch_size": 8, "num_workers": num_workers, "max_steps": 10, **loop})
+    loader = make_train_loader(load_texts(arguments), tokenizer, arguments, accelerator, loop)
+    sampler = loader.batch_sampler
+    getattr(sampler, "batch_sampler", sampler).first_step = first_step
+    return list(itertools.islice(loader, number))
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, two in zip(found, expected, strict=True):
+        assert one.keys() == two.keys() == {"input_ids", "labels"}
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_tokenizer_is_trained_on_the_training_texts_alone(texts, tokenizer):
+    expected = train_tokenizer([row["text"] for row in texts.train], 400)
+    assert tokenizer._tokenizer.to_str() == expected._tokenizer.to_str()
+
+
+def test_named_tokenizer(tokenizer, tmp_path, texts):
+    tokenizer.save_pretrained(tmp_path)
+    loaded = make_tokenizer(TextArguments(tokenizer_name=str(tmp_path)), texts)
+    assert loaded.get_vocab() == tokenizer.get_vocab()
+    with pytest.raises(UsageError, match=r"--tokenizer_name: there is no folder \./nowhere"):
+        load_tokenizer("./nowhere")
+    with pytest.raises(UsageError, match="--tokenizer_name: cannot load a tokenizer from nobody/nothing"):
+        load_tokenizer("nobody/nothing")
+    T5Tokenizer(extra_ids=0).save_pretrained(tmp_path / "bare")
+    with pytest.raises(UsageError, match="no sentinels"):
+        load_tokenizer(str(tmp_path / "bare"))
+
+
+# --- packing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_concatenated_texts_are_the_token_stream(texts, tokenizer, size, streaming):
+    arguments = TextArguments(**ARGUMENTS, packing_batch_size=size)
+    train = texts.train.to_iterable_dataset() if streaming else texts.train
+    blocks = np.concatenate(list(iterate_blocks(train, tokenizer, arguments)))
+    stream = [token for row in texts.train for token in tokenizer(row["text"], add_special_tokens=False).input_ids]
+    num_tokens = arguments.lengths.num_tokens
+    assert blocks.shape == (len(stream) // num_tokens, num_tokens)
+    assert blocks.flatten().tolist() == stream[: blocks.size]
+
+
+def test_packing_within_batches(texts, tokenizer):
+    arguments = TextArguments(**ARGUMENTS, packing="within_batch", packing_batch_size=3)
+    found = list(iterate_blocks(texts.train, tokenizer, arguments))
+    assert len(found) == 2
+    for index, blocks in enumerate(found):
+        batch = texts.train.select(range(index * 3, min(index * 3 + 3, 4)))
+        alone = TextArguments(**ARGUMENTS)
+        np.testing.assert_array_equal(blocks, make_blocks(batch, tokenizer, alone))
+
+
+def test_too_little_text(tokenizer):
+    with pytest.raises(UsageError, match="--input_length: the texts have fewer tokens"):
+        make_blocks(datasets.Dataset.from_dict({"text": ["short"]}), tokenizer, TextArguments())
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_batches(accelerator, tokenizer):
+    lengths = TextArguments(**ARGUMENTS).lengths
+    for batch in train_batches(accelerator, tokenizer, 5):
+        assert batch["input_ids"].shape == (8, 32)
+        assert batch["labels"].shape == (8, lengths.target_length)
+        assert batch["input_ids"].dtype == batch["labels"].dtype == torch.long
+        assert (batch["labels"][:, 0] == find_sentinel_ids(tokenizer)[0]).all()
+        assert (batch["labels"][:, -1] == 1).all()
+
+
+@pytest.mark.parametrize("fields", [ARGUMENTS, STREAM], ids=["blocks", "stream"])
+def test_same_for_any_number_of_workers(accelerator, tokenizer, fields):
+    expected = train_batches(accelerator, tokenizer, 12, fields=fields)
+    for num_workers in (1, 3):
+        assert_same(train_batches(accelerator, tokenizer, 12, num_workers=num_workers, fields=fields), expected)
+    other = train_batches(accelerator, tokenizer, 12, seed=1, fields=fields)
+    assert not any(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(other, expected, strict=True))
+
+
+@pytest.mark.parametrize("fields", [ARGUMENTS, STREAM], ids=["blocks", "stream"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_continues_from_any_step(accelerator, tokenizer, fields, accumulation, num_workers):
+    """In the second epoch or later."""
+    assert (
+        len(make_blocks(load_texts(TextArguments(**ARGUMENTS)).train, tokenizer, TextArguments(**ARGUMENTS))) // 8 < 33
+    )
+    loop = {"gradient_accumulation_steps": accumulation, "fields": fields}
+    whole = train_batches(accelerator, tokenizer, 40 * accumulation, **loop)
+    rest = train_batches(accelerator, tokenizer, 7, first_step=33, num_workers=num_workers, **loop)
+    assert_same(rest, whole[33 * accumulation : 33 * accumulation + 7])
+
+
+def test_micro_batches_make_up_the_batch(accelerator, tokenizer):
+    whole = train_batches(accelerator, tokenizer, 3)
+    parts = train_batches(accelerator, tokenizer, 12, gradient_accumulation_steps=4)
+    for index, batch in enumerate(whole):
+        joined = torch.cat([part["input_ids"] for part in parts[4 * index : 4 * index + 4]])
+        assert torch.equal(joined, batch["input_ids"])
+
+
+def test_each_epoch_has_every_example_once_with_other_spans(accelerator, tokenizer, texts):
+    num_blocks = len(make_blocks(texts.train, tokenizer, TextArguments(**ARGUMENTS)))
+    per_epoch = num_blocks // 8
+    batches = train_batches(accelerator, tokenizer, 2 * per_epoch)
+    first, second = (
+        {tuple(row) for batch in part for row in torch.cat((batch["input_ids"], batch["labels"]), 1).tolist()}
+        for part in (batches[:per_epoch], batches[per_epoch:])
+    )
+    assert len(first) == len(second) == per_epoch * 8
+    assert not first & second
+
+
+def test_evaluation_is_the_same_in_every_run(accelerator, texts, tokenizer):
+    arguments = TextArguments(**ARGUMENTS)
+    runs = [
+        list(make_eval_loader(texts, tokenizer, arguments, accelerator, LoopArguments(eval_batch_size=7, seed=seed)))
+        for seed in (0, 1)
+    ]
+    assert_same(*runs)
+    blocks = make_blocks(texts.eval, tokenizer, arguments)
+    assert sum(len(batch["labels"]) for batch in runs[0]) == len(blocks)
+    inputs, _ = make_corruption(arguments, tokenizer)(blocks, [(0, 0, index) for index in range(len(blocks))])
+    assert np.array_equal(torch.cat([batch["input_ids"] for batch in runs[0]]), inputs)
+
+
+def test_what_does_not_fit(accelerator, tokenizer):
+    with pytest.raises(UsageError, match="--batch_size: 4096 is more than"):
+        train_batches(accelerator, tokenizer, 1, batch_size=4096)
+    with pytest.raises(UsageError, match="--max_steps: a stream has no epochs"):
+        train_batches(accelerator, tokenizer, 1, max_steps=0, fields=STREAM)
+    with pytest.raises(UsageError, match="--input_length: 114 spans need as many sentinels"):
+        make_corruption(TextArguments(input_length=2048), tokenizer)
+
+
+def test_stream_without_an_example(accelerator, tokenizer, tmp_path):
+    (tmp_path / "short.txt").write_text("One.\n\nTwo.\n\nThree.\n\nFour.")
+    with pytest.raises(UsageError, match="the stream has fewer tokens than one example"):
+        train_batches(accelerator, tokenizer, 1, fields={**STREAM, "dataset": str(tmp_path / "short.txt")})
