@@ -31,9 +31,10 @@ class SpanLengths:
 
     @classmethod
     def for_inputs(cls, input_length: int, noise_density: float, mean_span_length: float) -> "SpanLengths":
-        """The lengths for the longest text whose corrupted inputs have `input_length` tokens.
+        """The lengths for the longest text whose corrupted inputs have at most `input_length` tokens.
 
-        512 tokens, at 15 % in spans of 3, hold a text of 568 tokens, with targets of 114.
+        512 tokens, at 15 % in spans of 3, hold a text of 568 tokens, with targets of 114. Inputs fill their length,
+        except that with half of the tokens masked in spans of one, another token may bring a sentinel along.
 
         Raises:
             ValueError: if `input_length` is less than 3, a token, a sentinel and the end of sequence.

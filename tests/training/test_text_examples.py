@@ -12,6 +12,7 @@ from transformers import T5Tokenizer
 from sparsight.training.arguments import LoopArguments, UsageError
 from sparsight.training.text_data import TextArguments, Texts, load_texts
 from sparsight.training.text_examples import (
+    CorruptedText,
     iterate_blocks,
     load_tokenizer,
     make_blocks,
@@ -160,6 +161,17 @@ def test_each_epoch_has_every_example_once_with_other_spans(accelerator, tokeniz
     )
     assert len(first) == len(second) == per_epoch * 8
     assert not first & second
+
+
+def test_spans_depend_on_seed_epoch_and_position(texts, tokenizer):
+    arguments = TextArguments(**ARGUMENTS)
+    blocks, corruption = make_blocks(texts.train, tokenizer, arguments), make_corruption(arguments, tokenizer)
+    labels = [
+        CorruptedText(blocks, corruption, seed).__getitems__([(epoch, position, 0)])["labels"]
+        for seed, epoch, position in ((0, 0, 0), (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+    ]
+    assert torch.equal(labels[0], labels[1])
+    assert not any(torch.equal(labels[0], other) for other in labels[2:])
 
 
 def test_evaluation_is_the_same_in_every_run(accelerator, texts, tokenizer):
