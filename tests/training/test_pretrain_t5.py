@@ -267,7 +267,10 @@ def test_model_without_a_tokenizer(tmp_path, capsys, tiny_t5):
 def test_the_command_itself_exits_with_2_and_one_line(tmp_path):
     done = run_python(SCRIPT, "--batch_size", "0", "--output_dir", tmp_path / "run")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["pretrain_t5.py: error: --batch_size: 0 is too few; give at least 1"]
+    # Optional packages may speak up when they are imported; of ours there is one line.
+    ours = [line for line in done.stderr.splitlines() if line.startswith("pretrain_t5.py")]
+    assert ours == ["pretrain_t5.py: error: --batch_size: 0 is too few; give at least 1"]
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 

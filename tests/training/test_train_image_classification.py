@@ -359,9 +359,10 @@ def test_output_folder_of_another_run(tiny_recipe, tmp_path, capsys):
 def test_the_command_itself_exits_with_2_and_one_line(tmp_path):
     done = run_python(SCRIPT, "--batch_size", "0", "--output_dir", tmp_path / "run")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "train_image_classification.py: error: --batch_size: 0 is too few; give at least 1"
-    ]
+    # Optional packages may speak up when they are imported; of ours there is one line.
+    ours = [line for line in done.stderr.splitlines() if line.startswith("train_image_classification.py")]
+    assert ours == ["train_image_classification.py: error: --batch_size: 0 is too few; give at least 1"]
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
 
