@@ -34,7 +34,7 @@ modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES["sparse_t5"] = "Spars
 
 # Why a test does not fit T5, its own or ours.
 SKIPPED = {
-    "test_model_base_model_prefix": "T5's heads hold encoder and decoder themselves, there is no base model inside them",
+    "test_model_base_model_prefix": "T5's heads hold encoder and decoder themselves, not a base model",
     "test_generation_tester_mixin_inheritance": "the generation tests are not in the source distribution; ours are in "
     "tests/modeling/test_generation_sparse_t5.py",
 }
