@@ -27,6 +27,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer, ViTMLP
 
 from sparsight.configuration.configuration_sparse_vit import SparseViTConfig
 from sparsight.modeling.activations import MixedActivation
+from sparsight.modeling.remote_code import RemoteCodeMixin
 from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, ZerothBias
 
 
@@ -81,7 +82,7 @@ class SparseViTLayer(ViTLayer, DoublyBiasedBlock):
         return self.dropout(hidden_states) + residual
 
 
-class SparseViTPreTrainedModel(ViTPreTrainedModel):
+class SparseViTPreTrainedModel(RemoteCodeMixin, ViTPreTrainedModel):
     config: SparseViTConfig
     _no_split_modules = ["ViTEmbeddings", "SparseViTLayer"]
 
