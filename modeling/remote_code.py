@@ -32,20 +32,20 @@ require_version("{TRANSFORMERS_REQUIREMENT}", "Run `pip install -U transformers`
 _INSTALLED = __name__.partition(".")[0] == PACKAGE
 
 
-def find_auto_map(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> dict[str, str]:
+def find_auto_map(config_class: type[PreTrainedConfig], config: PreTrainedConfig) -> dict[str, str]:
     """`auto_map` of a checkpoint: `module.Class` of its config and of every Auto class that its family serves.
 
     Args:
-        model_class: a class of the family, see [`find_model_class`].
+        config_class: the family's.
         config: where the model runs from a checkpoint's code, its `auto_map` says what the family serves.
     """
     if not _INSTALLED:
         return {name: reference.rpartition("--")[2] for name, reference in getattr(config, "auto_map", {}).items()}
-    classes = {"AutoConfig": model_class.config_class}
+    classes = {"AutoConfig": config_class}
     for name, auto_class in sorted(vars(modeling_auto).items()):
         mapping = getattr(auto_class, "_model_mapping", None) if isinstance(auto_class, type) else None
-        if mapping is not None and auto_class.__name__ == name and model_class.config_class in mapping:
-            classes[name] = mapping[model_class.config_class]
+        if mapping is not None and auto_class.__name__ == name and config_class in mapping:
+            classes[name] = mapping[config_class]
     return {name: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for name, cls in classes.items()}
 
 
@@ -170,7 +170,7 @@ class RemoteCodeMixin:
         # Adapters in transformers' own PEFT format are saved without the config that would point at the code.
         if include_code and not getattr(self, "_hf_peft_config_loaded", False):
             model_class = find_model_class(type(self))
-            auto_map = find_auto_map(model_class, self.config)
+            auto_map = find_auto_map(model_class.config_class, self.config)
             if is_main_process:
                 Path(save_directory).mkdir(parents=True, exist_ok=True)
                 for name, text in collect_source_files(model_class).items():
