@@ -59,6 +59,8 @@ METRICS = (
 )
 # Tasks that transformers has no pipeline for, as the Hub's results call them.
 TASKS = {"AutoModelForSeq2SeqLM": "text2text-generation"}
+# What `results.json` of the finetuning script calls the models that it measures.
+LABELS = {"before": "before finetuning", "lora": "plain LoRA", "recipe": "this model"}
 # What a reader wants to know of a training, in the order of the table.
 HYPERPARAMETERS = (
     "recipe",
@@ -189,7 +191,7 @@ def _find_task(auto_class: str, config: PreTrainedConfig) -> str | None:
 def _evaluations(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The models that were measured, by their label; this one comes last."""
     nested = {k: v for k, v in results.items() if isinstance(v, dict) and "num_examples" in v}
-    return nested or ({"this model": results} if results else {})
+    return {LABELS.get(k, k): v for k, v in nested.items()} or ({"this model": results} if results else {})
 
 
 def _hub_id(name: str | None) -> str | None:
@@ -198,7 +200,7 @@ def _hub_id(name: str | None) -> str | None:
 
 
 def _dataset_name(dataset: str) -> str:
-    return {"digits": "handwritten digits of scikit-learn"}.get(dataset, _hub_id(dataset) or Path(dataset).name)
+    return {"digits": "the handwritten digits of scikit-learn"}.get(dataset, _hub_id(dataset) or Path(dataset).name)
 
 
 # --- what the card shows ---------------------------------------------------------------------------------------------
