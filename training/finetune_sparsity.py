@@ -14,8 +14,11 @@ The output folder has `results.json` (before, lora, recipe), `sparsity.png`, `ad
 `merged/` (ready for `AutoModelForImageClassification.from_pretrained`), and `vanilla/`, where one was trained.
 """
 
+import copy
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from sparsight.training import train_image_classification
 from sparsight.training.arguments import (
     LoopArguments,
     argument,
+    command_line,
     exit_on_usage_error,
     parse_arguments,
     require,
@@ -50,6 +54,7 @@ from sparsight.training.image_data import (
     make_train_loader,
 )
 from sparsight.training.loop import RecipePart, TrainingResult, count_steps, make_accelerator, train
+from sparsight.training.publish import create_repository, document_model, push_folder
 from sparsight.training.run_folder import (
     begin_run,
     check_run_folder,
@@ -208,6 +213,7 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
 
     accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
     if accelerator.is_main_process:
+        create_repository(loop)
         begin_run(
             output_dir, settings, artifacts=("lora", "recipe", "adapter", "merged", "results.json", "sparsity.png")
         )
@@ -220,6 +226,18 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
     def evaluate(model: nn.Module) -> Evaluation:
         return evaluate_classifier(accelerator, model.to(accelerator.device), eval_loader)
 
+    def save_merged(model: PeftModel, folder: Path) -> None:
+        model.merge_and_unload().save_pretrained(folder, include_code=not loop.no_code)
+        processor.save_pretrained(folder)
+
+    def save_best(name: str, model: PeftModel, folder: Path) -> None:
+        model.save_pretrained(folder)
+        if loop.push_to_hub and loop.hub_strategy == "every_save" and name == "recipe":
+            with tempfile.TemporaryDirectory() as merged:
+                save_merged(copy.deepcopy(model), Path(merged))
+                document_model(Path(merged), settings)
+                push_folder(Path(merged), loop, "The best model so far")
+
     def finetune(name: str, model: PeftModel, parts: Sequence[RecipePart] = ()) -> TrainingResult:
         checkpoints = find_checkpoints(output_dir / name) if resume else []
         return train(
@@ -231,7 +249,7 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
             compute_loss=compute_loss,
             evaluate=evaluate,
             score=lambda evaluation: evaluation.accuracy,
-            save_model=lambda model, folder: model.save_pretrained(folder),
+            save_model=partial(save_best, name),
             parts=parts,
             resume_from=checkpoints[-1] if checkpoints else None,
             description=name,
@@ -251,8 +269,7 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
         with written_folder(output_dir / "adapter") as folder:
             result.model.save_pretrained(folder)
         with written_folder(output_dir / "merged") as folder:
-            result.model.merge_and_unload().save_pretrained(folder)
-            processor.save_pretrained(folder)
+            save_merged(result.model, folder)
     accelerator.wait_for_everyone()
     # What is measured is what is delivered: the merged model, read back.
     merged, _ = load_classifier(str(output_dir / "merged"), AutoModelForImageClassification)
@@ -260,7 +277,11 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
     if accelerator.is_main_process:
         shares = {name: result["nonzero_share_per_layer"] for name, result in results.items()}
         save_figure(plot_sparsity(shares, title="Finetuning for activation sparsity"), output_dir / "sparsity.png")
-        write_json(output_dir / "results.json", {**results, "eval_split": data.eval_split, "seed": loop.seed})
+        results_file = {**results, "eval_split": data.eval_split, "seed": loop.seed}
+        write_json(output_dir / "results.json", results_file)
+        document_model(output_dir / "merged", settings, results_file, shares)
+        if loop.push_to_hub:
+            push_folder(output_dir / "merged", loop, "The model after the last step")
     accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
     return results
 
@@ -282,6 +303,7 @@ def main(args: list[str] | None = None) -> None:
     arguments, images, loop = parse_arguments(
         (FinetuneArguments, ImageArguments, LoopArguments), args, __doc__, default_recipe
     )
+    loop.command = command_line(__file__, args)
     results = run(arguments, images, loop)
     PartialState().print(f"\n{format_table(results)}\n\nwritten to {loop.output_dir}")
 
