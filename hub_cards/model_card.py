@@ -20,7 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.pipelines import SUPPORTED_TASKS
 
-import sparsight  # noqa: F401  (registers the families)
+import sparsight
 from sparsight.modeling.remote_code import find_auto_map
 
 
@@ -79,33 +79,74 @@ HYPERPARAMETERS = (
 )
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the files of `save_pretrained` say of a model.
+
+    Attributes:
+        config_class, model_class: of the family; the base model's, where this is an adapter.
+        config: None for an adapter, which is saved without one.
+    """
+
+    config_class: type[PreTrainedConfig]
+    model_class: str
+    config: PreTrainedConfig | None = None
+
+    @property
+    def auto_class(self) -> str:
+        """The Auto class that loads the model as it was saved."""
+        auto_map = find_auto_map(self.config_class, self.config)
+        return next((k for k, v in auto_map.items() if v.endswith(f".{self.model_class}")), "AutoModel")
+
+    @property
+    def task(self) -> str | None:
+        """The model's task on the Hub, by transformers' pipelines."""
+        kind = "image" if hasattr(self.config_class, "image_size") else "text"
+        tasks = (task for task, entry in SUPPORTED_TASKS.items() if entry["type"] == kind)
+        return next((t for t in tasks if self.auto_class in {c.__name__ for c in SUPPORTED_TASKS[t]["pt"]}), None)
+
+
 def make_model_card(folder: str | Path) -> ModelCard:
-    """The card of the checkpoint in `folder`.
+    """The card of the checkpoint, or the LoRA adapter, in `folder`.
 
     Raises:
-        CardError: if the folder holds no checkpoint of sparsight, or one of its files is no JSON object.
+        CardError: if the folder holds neither, or one of its files is not what it should be.
     """
     folder = Path(folder)
-    config = _read_config(folder)
+    checkpoint = _read_checkpoint(folder)
+    model_type, config = checkpoint.config_class.model_type, checkpoint.config
     arguments, results = (_read_json(folder / name) for name in ("arguments.json", "results.json"))
     evaluations = _evaluations(results)
     own = next(reversed(evaluations.values()), {})
-    auto_class = _find_auto_class(config)
     dataset, base_model = arguments.get("dataset"), arguments.get("model_name_or_path")
-    name = (arguments.get("hub_model_id") or arguments.get("recipe") or config.model_type).rpartition("/")[2]
-    task = _find_task(auto_class, config)
+    name = (arguments.get("hub_model_id") or arguments.get("recipe") or model_type).rpartition("/")[2]
+    metrics = [metric for metric in METRICS if _is_number(own.get(metric.key))]
+    result_task = checkpoint.task or TASKS.get(checkpoint.auto_class)
     card_data = ModelCardData(
-        library_name="transformers",
+        library_name="transformers" if config else "peft",
         # The weights of a finetuned model are under the terms of the one it comes from, which are not known here.
         license=None if base_model else "apache-2.0",
-        pipeline_tag=task,
+        pipeline_tag=checkpoint.task,
         datasets=[_hub_id(dataset)] if _hub_id(dataset) else None,
         base_model=_hub_id(base_model),
-        base_model_relation="finetune" if _hub_id(base_model) else None,
-        tags=["sparsight", config.model_type, "activation-sparsity"],
-        metrics=sorted({metric.type for metric in METRICS if _is_number(own.get(metric.key))}) or None,
+        base_model_relation=("finetune" if config else "adapter") if _hub_id(base_model) else None,
+        tags=["sparsight", model_type, "activation-sparsity"],
+        metrics=sorted({metric.type for metric in metrics}) or None,
         model_name=name,
-        eval_results=_eval_results(own, task or TASKS.get(auto_class), dataset, results.get("eval_split")) or None,
+        eval_results=[
+            EvalResult(
+                task_type=result_task,
+                dataset_type=_hub_id(dataset) or Path(dataset).name,
+                dataset_name=_dataset_name(dataset),
+                dataset_split=results.get("eval_split"),
+                metric_type=metric.type,
+                metric_name=metric.name,
+                metric_value=own[metric.key],
+            )
+            for metric in metrics
+            if result_task and dataset  # the Hub takes no result without them
+        ]
+        or None,
     )
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -113,16 +154,17 @@ def make_model_card(folder: str | Path) -> ModelCard:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    template = environment.select_template([f"{config.model_type}.md", "model_card.md"])
+    template = environment.select_template([f"{model_type}.md" if config else "adapter.md", "model_card.md"])
     content = template.render(
         card_data=card_data.to_yaml(),
         name=name,
         config=config,
-        model_class=(config.architectures or [config.model_type])[0],
-        auto_class=auto_class,
+        model_class=checkpoint.model_class,
+        auto_class=checkpoint.auto_class,
         has_code=bool(getattr(config, "auto_map", None)),
         repo_id=arguments.get("hub_model_id") or "path/to/this/folder",
         base_model=_hub_id(base_model),
+        base_fields=arguments.get("model") or {},
         dataset=_dataset_name(dataset) if dataset else None,
         eval_split=results.get("eval_split"),
         num_examples=own.get("num_examples"),
@@ -162,30 +204,23 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
-    values = _read_json(folder / "config.json")
+def _read_checkpoint(folder: Path) -> Checkpoint:
+    values, adapter = _read_json(folder / "config.json"), _read_json(folder / "adapter_config.json")
+    if adapter and not values:
+        model_class = (adapter.get("auto_mapping") or {}).get("base_model_class")
+        if model_class not in sparsight.__all__:
+            raise CardError(f"{folder}: is an adapter of {model_class}, which is no model of sparsight")
+        return Checkpoint(getattr(sparsight, model_class).config_class, model_class)
     if not values:
         raise CardError(f"{folder}: has no config.json; give a folder that `save_pretrained` wrote")
     try:
-        return CONFIG_MAPPING[values["model_type"]].from_dict(values)
+        config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
     except KeyError as error:
         raise CardError(f"{folder}: config.json is of no known model type ({error}); give another folder") from error
     except StrictDataclassError as error:
         message = " ".join(str(error.__cause__ or error).split())
         raise CardError(f"{folder}: config.json is not valid ({message}); save the model anew") from error
-
-
-def _find_auto_class(config: PreTrainedConfig) -> str:
-    """The Auto class that loads the model as it was saved."""
-    ending = f".{(config.architectures or [''])[0]}"
-    return next((k for k, v in find_auto_map(type(config), config).items() if v.endswith(ending)), "AutoModel")
-
-
-def _find_task(auto_class: str, config: PreTrainedConfig) -> str | None:
-    """The task of the model on the Hub, by transformers' pipelines."""
-    kind = "image" if hasattr(config, "image_size") else "text"
-    tasks = (task for task, entry in SUPPORTED_TASKS.items() if entry["type"] == kind)
-    return next((t for t in tasks if auto_class in {cls.__name__ for cls in SUPPORTED_TASKS[t]["pt"]}), None)
+    return Checkpoint(type(config), (config.architectures or [type(config).__name__])[0], config)
 
 
 def _evaluations(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -208,26 +243,6 @@ def _dataset_name(dataset: str) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _eval_results(
-    own: Mapping[str, Any], task: str | None, dataset: str | None, split: str | None
-) -> list[EvalResult]:
-    if task is None or dataset is None:  # the Hub takes no result without them
-        return []
-    return [
-        EvalResult(
-            task_type=task,
-            dataset_type=_hub_id(dataset) or Path(dataset).name,
-            dataset_name=_dataset_name(dataset),
-            dataset_split=split,
-            metric_type=metric.type,
-            metric_name=metric.name,
-            metric_value=own[metric.key],
-        )
-        for metric in METRICS
-        if _is_number(own.get(metric.key))
-    ]
 
 
 def _hyperparameters(arguments: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[str, Any]]:
