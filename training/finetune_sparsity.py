@@ -148,12 +148,16 @@ def add_lora(model: PreTrainedModel, arguments: FinetuneArguments, modules_to_sa
     )
 
 
+def base_fields(arguments: FinetuneArguments) -> dict[str, Any]:
+    """The fields that the checkpoint is loaded with, to be finetuned or to carry the adapter."""
+    return {"hidden_act": "jsrelu", "zeroth_bias": True, **arguments.model}
+
+
 def make_sparse(
     checkpoint: str, arguments: FinetuneArguments, num_steps: int
 ) -> tuple[PeftModel, list[LayerNormUplift | ActivationMixing]]:
     """The checkpoint as the recipe finetunes it: zeroth biases, JSReLU, LoRA, and the parts to step."""
-    fields = {"hidden_act": "jsrelu", "zeroth_bias": True, **arguments.model}
-    model, _ = load_classifier(checkpoint, SparseViTForImageClassification, **fields)
+    model, _ = load_classifier(checkpoint, SparseViTForImageClassification, **base_fields(arguments))
     model = add_lora(model, arguments, modules_to_save=("zeroth_bias", "layernorm_after"))
     uplift_steps = num_steps // 3 if arguments.uplift_steps is None else arguments.uplift_steps
     return model, [LayerNormUplift(model, uplift_steps), ActivationMixing(model, arguments.mixing_steps)]
@@ -280,6 +284,7 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
         results_file = {**results, "eval_split": data.eval_split, "seed": loop.seed}
         write_json(output_dir / "results.json", results_file)
         document_model(output_dir / "merged", settings, results_file, shares)
+        document_model(output_dir / "adapter", {**settings, "model": base_fields(arguments)}, results_file, shares)
         if loop.push_to_hub:
             push_folder(output_dir / "merged", loop, "The model after the last step")
     accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
