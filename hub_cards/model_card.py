@@ -247,7 +247,10 @@ def _is_number(value: Any) -> bool:
 
 def _hyperparameters(arguments: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[str, Any]]:
     values = {**arguments, **{name: results[name] for name in ("num_steps", "seed") if name in results}}
-    return [(name, values[name]) for name in HYPERPARAMETERS if values.get(name) not in (None, False)]
+    if values.get("max_steps"):
+        values.pop("num_epochs", None)  # counts for nothing then
+    shown = [(name, values.get(name)) for name in HYPERPARAMETERS]
+    return [(name, value) for name, value in shown if value is not None and value is not False]
 
 
 def _results_table(evaluations: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

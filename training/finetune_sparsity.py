@@ -240,7 +240,7 @@ def run(arguments: FinetuneArguments, images: ImageArguments, loop: LoopArgument
             with tempfile.TemporaryDirectory() as merged:
                 save_merged(copy.deepcopy(model), Path(merged))
                 document_model(Path(merged), settings)
-                push_folder(Path(merged), loop, "The best model so far")
+                push_folder(Path(merged), loop, "The best model so far", required=False)
 
     def finetune(name: str, model: PeftModel, parts: Sequence[RecipePart] = ()) -> TrainingResult:
         checkpoints = find_checkpoints(output_dir / name) if resume else []

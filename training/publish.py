@@ -69,8 +69,11 @@ def create_repository(arguments: LoopArguments) -> None:
         raise _refusal(arguments, error) from error
 
 
-def push_folder(folder: Path, arguments: LoopArguments, commit_message: str) -> None:
+def push_folder(folder: Path, arguments: LoopArguments, commit_message: str, required: bool = True) -> None:
     """Push all files of `folder` as one commit, which is there as a whole or not at all.
+
+    Args:
+        required: raise where it fails; otherwise warn, as the training goes on and another push follows.
 
     Raises:
         UsageError: if the Hub refuses, or the connection broke again at the last try.
@@ -88,16 +91,23 @@ def push_folder(folder: Path, arguments: LoopArguments, commit_message: str) -> 
             )
             return
         except _CONNECTION_ERRORS as error:
-            status = getattr(getattr(error, "response", None), "status_code", None)
-            if wait is None or status in (400, 401, 403, 404):
-                raise _refusal(arguments, error) from error
+            if wait is None or _is_refused(error):
+                if required:
+                    raise _refusal(arguments, error) from error
+                logger.warning(str(_refusal(arguments, error)))
+                return
             logger.warning(f"pushing to {arguments.hub_model_id} broke off, trying again in {wait} s")
             time.sleep(wait)
 
 
+def _is_refused(error: Exception) -> bool:
+    """Whether the Hub has answered, and another try would be answered alike."""
+    return getattr(getattr(error, "response", None), "status_code", None) in (400, 401, 403, 404)
+
+
 def _refusal(arguments: LoopArguments, error: Exception) -> UsageError:
     message = " ".join(str(error).split())[:300]
-    return UsageError(
-        f"--hub_model_id: cannot push to {arguments.hub_model_id} ({message}); log in with `hf auth login` as one who "
-        "may write there"
-    )
+    way_out = "log in with `hf auth login` as one who may write there"
+    if not _is_refused(error):
+        way_out = "when the Hub is within reach, run this again or push the model's folder with `hf upload`"
+    return UsageError(f"--hub_model_id: cannot push to {arguments.hub_model_id} ({message}); {way_out}")

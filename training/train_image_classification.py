@@ -150,7 +150,7 @@ def run(
         save_model(model, folder)
         document_model(folder, settings)
         if loop.push_to_hub and loop.hub_strategy == "every_save":
-            push_folder(folder, loop, "The best model so far")
+            push_folder(folder, loop, "The best model so far", required=False)
 
     result = train(
         accelerator,

@@ -124,6 +124,14 @@ def test_a_users_subclass_brings_the_code_of_its_family(tmp_path):
     assert type(AutoModelForImageClassification.from_pretrained(tmp_path)) is sparsight.CrateForImageClassification
 
 
+def test_references_to_another_repository_become_the_checkpoints_own(monkeypatch):
+    """As transformers has written them on loading a model that runs from a repository's code."""
+    monkeypatch.setattr(remote_code, "_INSTALLED", False)
+    config = tiny_config("crate")
+    config.auto_map = {"AutoModel": "org/crate--modeling_crate.CrateModel"}
+    assert remote_code.find_auto_map(type(config), config) == {"AutoModel": "modeling_crate.CrateModel"}
+
+
 def test_the_required_transformers_is_the_packages():
     assert f'"{remote_code.TRANSFORMERS_REQUIREMENT},' in (ROOT / "pyproject.toml").read_text()
 

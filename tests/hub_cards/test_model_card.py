@@ -121,8 +121,27 @@ def test_every_number_is_one_of_the_results(folder):
     assert ARGUMENTS["command"] in card
     assert "| learning_rate | 0.00321 |" in card
     assert "| num_steps | 77 |" in card
+    assert "| seed | 5 |" in card
     assert '"org/tiny", trust_remote_code=True' in card
     assert "sparsity.png" not in card
+
+
+def test_settings_that_counted(tmp_path):
+    SparseViTForImageClassification(tiny_config("sparse_vit")).save_pretrained(tmp_path)
+    settings = {
+        "num_epochs": 3.0,
+        "max_steps": 0,
+        "restrict_layer_norms": False,
+        "label_smoothing": 0.0,
+        "lora_rank": None,
+    }
+    card = describe(tmp_path, ARGUMENTS | settings, RESULTS | {"seed": 0})
+    assert "| num_epochs | 3.0 |" in card
+    assert "| label_smoothing | 0.0 |" in card
+    assert "| seed | 0 |" in card
+    assert "restrict_layer_norms" not in card
+    assert "lora_rank" not in card
+    assert "num_epochs" not in describe(tmp_path, ARGUMENTS | settings | {"max_steps": 77})
 
 
 def test_what_nobody_measured_is_left_out(folder):
