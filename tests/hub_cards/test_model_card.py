@@ -151,6 +151,10 @@ def test_what_nobody_measured_is_left_out(folder):
     assert "## Results" not in card
     assert "## How it was trained" not in card
     assert "No evaluation came with this checkpoint." in card
+    card = describe(folder, arguments=None)
+    check_text(card)
+    assert "model-index" not in metadata(card)  # the Hub takes no result without a data set
+    assert "87.12%" in card
     (folder / "sparsity.png").touch()
     card = describe(folder, results={"accuracy": 0.5, "eval_split": "test", "nonzero_share_per_layer": [0.5]})
     check_text(card)
@@ -184,8 +188,10 @@ def test_a_finetuned_model_beside_what_it_was(tmp_path):
     assert "| 2 | 40.00% | 41.00% | 12.00% |" in card
 
 
-@pytest.mark.parametrize("place", ["./images", "/data/images", "images", "digits"])
-def test_folders_are_no_data_sets_of_the_hub(tmp_path, place):
+@pytest.mark.parametrize("place", ["./images", "/data/images", "images", "digits", "data/images"])
+def test_folders_are_no_data_sets_of_the_hub(tmp_path, place, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "images").mkdir(parents=True)
     SparseViTForImageClassification(tiny_config("sparse_vit")).save_pretrained(tmp_path)
     card = describe(tmp_path, ARGUMENTS | {"dataset": place, "model_name_or_path": str(tmp_path)})
     assert not {"datasets", "base_model"} & set(metadata(card))
