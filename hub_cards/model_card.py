@@ -122,6 +122,19 @@ def make_model_card(folder: str | Path) -> ModelCard:
     name = (arguments.get("hub_model_id") or arguments.get("recipe") or model_type).rpartition("/")[2]
     metrics = [metric for metric in METRICS if _is_number(own.get(metric.key))]
     result_task = checkpoint.task or TASKS.get(checkpoint.auto_class)
+    eval_results = [
+        EvalResult(
+            task_type=result_task,
+            dataset_type=_hub_id(dataset) or Path(dataset).name,
+            dataset_name=_dataset_name(dataset),
+            dataset_split=results.get("eval_split"),
+            metric_type=metric.type,
+            metric_name=metric.name,
+            metric_value=own[metric.key],
+        )
+        for metric in metrics
+        if result_task and dataset  # the Hub takes no result without them
+    ]
     card_data = ModelCardData(
         library_name="transformers" if config else "peft",
         # The weights of a finetuned model are under the terms of the one it comes from, which are not known here.
@@ -132,21 +145,8 @@ def make_model_card(folder: str | Path) -> ModelCard:
         base_model_relation=("finetune" if config else "adapter") if _hub_id(base_model) else None,
         tags=["sparsight", model_type, "activation-sparsity"],
         metrics=sorted({metric.type for metric in metrics}) or None,
-        model_name=name,
-        eval_results=[
-            EvalResult(
-                task_type=result_task,
-                dataset_type=_hub_id(dataset) or Path(dataset).name,
-                dataset_name=_dataset_name(dataset),
-                dataset_split=results.get("eval_split"),
-                metric_type=metric.type,
-                metric_name=metric.name,
-                metric_value=own[metric.key],
-            )
-            for metric in metrics
-            if result_task and dataset  # the Hub takes no result without them
-        ]
-        or None,
+        model_name=name if eval_results else None,
+        eval_results=eval_results or None,
     )
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

@@ -177,7 +177,9 @@ for name, (inputs, expected) in torch.load(folder / "expected.pt").items():
     auto_class = getattr(transformers, name)
     model = auto_class.from_pretrained(f"org/{name}", trust_remote_code=True).eval()
     assert type(model).__module__.startswith("transformers_modules."), type(model)
-    for actual, value in zip(tensors(model, inputs), expected, strict=True):
+    with torch.no_grad():  # as in the other process: with gradients, attention rounds otherwise
+        outputs = tensors(model, inputs)
+    for actual, value in zip(outputs, expected, strict=True):
         assert torch.equal(actual, value), name
 
     model.train()
