@@ -29,6 +29,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from sparsight.configuration.configuration_crate import CrateConfig
+from sparsight.modeling.remote_code import RemoteCodeMixin
 
 
 class CratePatchEmbeddings(nn.Module):
@@ -222,7 +223,7 @@ class CrateLayer(GradientCheckpointingLayer):
         return self.ista(self.layernorm_after(hidden_states))
 
 
-class CratePreTrainedModel(PreTrainedModel):
+class CratePreTrainedModel(RemoteCodeMixin, PreTrainedModel):
     config: CrateConfig
     base_model_prefix = "crate"
     main_input_name = "pixel_values"

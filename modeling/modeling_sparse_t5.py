@@ -31,6 +31,7 @@ from transformers.utils import logging
 
 from sparsight.configuration.configuration_sparse_t5 import SparseT5Config
 from sparsight.modeling.activations import MixedActivation
+from sparsight.modeling.remote_code import RemoteCodeMixin
 from sparsight.modeling.sparse_model import SparseModelMixin
 from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, ZerothBias
 
@@ -141,7 +142,7 @@ class SparseT5Block(T5Block):
         return hidden_states, position_bias, cross_position_bias
 
 
-class SparseT5PreTrainedModel(SparseModelMixin, T5PreTrainedModel):
+class SparseT5PreTrainedModel(RemoteCodeMixin, SparseModelMixin, T5PreTrainedModel):
     config: SparseT5Config
     _no_split_modules = ["SparseT5Block"]
 

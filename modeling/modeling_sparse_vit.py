@@ -25,6 +25,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer, ViTMLP
 
 from sparsight.configuration.configuration_sparse_vit import SparseViTConfig
 from sparsight.modeling.activations import MixedActivation
+from sparsight.modeling.remote_code import RemoteCodeMixin
 from sparsight.modeling.sparse_model import SparseModelMixin
 from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, PatchZerothBias
 
@@ -80,7 +81,7 @@ class SparseViTLayer(ViTLayer, DoublyBiasedBlock):
         return self.dropout(hidden_states) + residual
 
 
-class SparseViTPreTrainedModel(SparseModelMixin, ViTPreTrainedModel):
+class SparseViTPreTrainedModel(RemoteCodeMixin, SparseModelMixin, ViTPreTrainedModel):
     config: SparseViTConfig
     _no_split_modules = ["ViTEmbeddings", "SparseViTLayer"]
 

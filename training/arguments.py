@@ -4,6 +4,7 @@
 
 import difflib
 import functools
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import yaml
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from timm.optim import list_optimizers
 from transformers import HfArgumentParser, SchedulerType
 
@@ -90,6 +93,15 @@ class LoopArguments:
     eval_epochs: float = argument("Evaluate and write a checkpoint every so many epochs, and at the end.", 1.0)
     keep_checkpoints: int = argument("Newest checkpoints to keep.", 1)
     report_to: str = argument("Tracker, as accelerate names it: tensorboard, wandb, ..., or none.", "none")
+    push_to_hub: bool = argument("Push the model to the Hub, with its code, its card and its results.", False)
+    hub_model_id: str | None = argument("Repository to push to, as in org/name.")
+    hub_private: bool = argument("Make the repository private where it is created.", False)
+    hub_revision: str | None = argument("Branch to push to, created where it is missing. Default: the main branch.")
+    hub_strategy: Literal["end", "every_save"] = argument(
+        "Push the model after the last step only, or also the best one so far whenever it is saved.", "end"
+    )
+    no_code: bool = argument("Save models without their code: loading them then needs sparsight.", False)
+    command: str | None = field(default=None, init=False)
 
     def check(self) -> None:
         """
@@ -116,6 +128,12 @@ class LoopArguments:
             "batch_size",
             f"{self.batch_size} does not divide into --gradient_accumulation_steps {self.gradient_accumulation_steps}",
         )
+        if self.push_to_hub or self.hub_model_id is not None:
+            require(self.hub_model_id is not None, "hub_model_id", "missing; give the repository to push to, org/name")
+            try:
+                validate_repo_id(self.hub_model_id)
+            except HFValidationError as error:
+                raise UsageError(f"--hub_model_id: {' '.join(str(error).split())}") from error
 
 
 def require(condition: bool, name: str, message: str) -> None:
@@ -196,6 +214,12 @@ def parse_arguments(
         if "model" in {field.name for field in fields(argument_class)}:
             parsed[-1].model = {**model, **model_args}
     return tuple(parsed)
+
+
+def command_line(script: str, args: list[str] | None) -> str:
+    """The command that starts `script` with these arguments, `None` for the process's own."""
+    args = sys.argv[1:] if args is None else args
+    return shlex.join(["accelerate", "launch", f"training/{Path(script).name}", *args])
 
 
 def _split_model_args(args: list[str]) -> tuple[dict[str, Any], list[str]]:

@@ -20,9 +20,12 @@ The output folder has `results.json` (before, lora, recipe), `sparsity.png`, `ad
 """
 
 import argparse
+import copy
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +39,7 @@ from sparsight.training.arguments import (
     LoopArguments,
     UsageError,
     argument,
+    command_line,
     exit_on_usage_error,
     load_recipe,
     parse_arguments,
@@ -44,6 +48,7 @@ from sparsight.training.arguments import (
 from sparsight.training.checkpoints import check_model_fields, load_pretrained
 from sparsight.training.finetune_tasks import TASKS, Task
 from sparsight.training.loop import RecipePart, TrainingResult, count_steps, make_accelerator, train
+from sparsight.training.publish import create_repository, document_model, push_folder
 from sparsight.training.run_folder import (
     begin_run,
     check_run_folder,
@@ -150,12 +155,16 @@ def add_lora(
     )
 
 
+def base_fields(task: Task, checkpoint: str, arguments: FinetuneArguments) -> dict[str, Any]:
+    """The fields that the checkpoint is loaded with, to be finetuned or to carry the adapter."""
+    return {**task.sparse_fields(AutoConfig.from_pretrained(checkpoint)), **arguments.model}
+
+
 def make_sparse(
     task: Task, checkpoint: str, arguments: FinetuneArguments, num_steps: int
 ) -> tuple[PeftModel, list[LayerNormUplift | ActivationMixing]]:
     """The checkpoint as the recipe finetunes it: zeroth biases, JSReLU, LoRA, and the parts to step."""
-    fields = task.sparse_fields(AutoConfig.from_pretrained(checkpoint))
-    model = load_pretrained(checkpoint, task.sparse_class, **{**fields, **arguments.model})
+    model = load_pretrained(checkpoint, task.sparse_class, **base_fields(task, checkpoint, arguments))
     names = {module: name for name, module in model.named_modules()}
     parts = [module for block in find_blocks(model) for module in (block.zeroth_bias, block.mlp_norm)]
     trained = [names[module] for module in parts if module is not None]
@@ -212,6 +221,7 @@ def run(task: Task, arguments: FinetuneArguments, data_arguments: Any, loop: Loo
 
     accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
     if accelerator.is_main_process:
+        create_repository(loop)
         begin_run(output_dir, settings, ARTIFACTS)
     accelerator.init_trackers(output_dir.name, {k: v for k, v in settings.items() if isinstance(v, (int, float, str))})
     checkpoint = arguments.model_name_or_path
@@ -221,6 +231,18 @@ def run(task: Task, arguments: FinetuneArguments, data_arguments: Any, loop: Loo
 
     def evaluate(model: nn.Module) -> Any:
         return prepared.evaluate(model.to(accelerator.device))
+
+    def save_merged(model: PeftModel, folder: Path) -> None:
+        model.merge_and_unload().save_pretrained(folder, include_code=not loop.no_code)
+        processor.save_pretrained(folder)
+
+    def save_best(name: str, model: PeftModel, folder: Path) -> None:
+        model.save_pretrained(folder)
+        if loop.push_to_hub and loop.hub_strategy == "every_save" and name == "recipe":
+            with tempfile.TemporaryDirectory() as merged:
+                save_merged(copy.deepcopy(model), Path(merged))
+                document_model(Path(merged), settings)
+                push_folder(Path(merged), loop, "The best model so far", required=False)
 
     def finetune(name: str, model: PeftModel, parts: Sequence[RecipePart] = ()) -> TrainingResult:
         checkpoints = find_checkpoints(output_dir / name) if resume else []
@@ -233,7 +255,7 @@ def run(task: Task, arguments: FinetuneArguments, data_arguments: Any, loop: Loo
             compute_loss=prepared.compute_loss,
             evaluate=evaluate,
             score=task.score,
-            save_model=lambda model, folder: model.save_pretrained(folder),
+            save_model=partial(save_best, name),
             parts=parts,
             resume_from=checkpoints[-1] if checkpoints else None,
             description=name,
@@ -253,8 +275,7 @@ def run(task: Task, arguments: FinetuneArguments, data_arguments: Any, loop: Loo
         with written_folder(output_dir / "adapter") as folder:
             result.model.save_pretrained(folder)
         with written_folder(output_dir / "merged") as folder:
-            result.model.merge_and_unload().save_pretrained(folder)
-            processor.save_pretrained(folder)
+            save_merged(result.model, folder)
     accelerator.wait_for_everyone()
     # What is measured is what is delivered: the merged model, read back.
     merged = load_pretrained(str(output_dir / "merged"), task.auto_class)
@@ -262,7 +283,13 @@ def run(task: Task, arguments: FinetuneArguments, data_arguments: Any, loop: Loo
     if accelerator.is_main_process:
         shares = {name: list(task.layer_shares(result).values()) for name, result in results.items()}
         save_figure(plot_sparsity(shares, title="Finetuning for activation sparsity"), output_dir / "sparsity.png")
-        write_json(output_dir / "results.json", {**results, "eval_split": data.eval_split, "seed": loop.seed})
+        results_file = {**results, "eval_split": data.eval_split, "seed": loop.seed}
+        write_json(output_dir / "results.json", results_file)
+        document_model(output_dir / "merged", settings, results_file, shares)
+        base = {"model": base_fields(task, checkpoint, arguments)}
+        document_model(output_dir / "adapter", {**settings, **base}, results_file, shares)
+        if loop.push_to_hub:
+            push_folder(output_dir / "merged", loop, "The model after the last step")
     accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
     return results
 
@@ -297,6 +324,7 @@ def main(args: list[str] | None = None) -> None:
 
     classes = (FinetuneArguments, task.arguments_class, LoopArguments)
     arguments, data_arguments, loop = parse_arguments(classes, args, __doc__, default_recipe)
+    loop.command = command_line(__file__, args)
     results = run(task, arguments, data_arguments, loop)
     PartialState().print(f"\n{format_table(task, results)}\n\nwritten to {loop.output_dir}")
 

@@ -21,10 +21,18 @@ from accelerate import Accelerator, PartialState
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 import sparsight  # noqa: F401  (registers the families)
-from sparsight.training.arguments import LoopArguments, argument, exit_on_usage_error, parse_arguments, require
+from sparsight.training.arguments import (
+    LoopArguments,
+    argument,
+    command_line,
+    exit_on_usage_error,
+    parse_arguments,
+    require,
+)
 from sparsight.training.checkpoints import load_pretrained, make_config
 from sparsight.training.language_modeling import evaluate_language_model, make_compute_loss
 from sparsight.training.loop import make_accelerator, train
+from sparsight.training.publish import create_repository, document_model, push_folder
 from sparsight.training.run_folder import begin_run, check_run_folder, write_json, written_folder
 from sparsight.training.seeding import seed_generators
 from sparsight.training.sparsity import restrict_layer_norms
@@ -122,12 +130,19 @@ def run(
 
     accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
     if accelerator.is_main_process:
+        create_repository(loop)
         begin_run(output_dir, settings, artifacts=("model", "results.json"))
     accelerator.init_trackers(output_dir.name, {k: v for k, v in settings.items() if isinstance(v, (int, float, str))})
 
     def save_model(model: PreTrainedModel, folder: Path) -> None:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, include_code=not loop.no_code)
         tokenizer.save_pretrained(folder)
+
+    def save_best(model: PreTrainedModel, folder: Path) -> None:
+        save_model(model, folder)
+        document_model(folder, settings)
+        if loop.push_to_hub and loop.hub_strategy == "every_save":
+            push_folder(folder, loop, "The best model so far", required=False)
 
     result = train(
         accelerator,
@@ -138,7 +153,7 @@ def run(
         compute_loss=make_compute_loss(loop),
         evaluate=lambda model: evaluate_language_model(accelerator, model, eval_loader),
         score=lambda evaluation: -evaluation.loss,
-        save_model=save_model,
+        save_model=save_best,
         parts=parts,
         resume_from=resume_from,
         description=arguments.recipe or arguments.model_type,
@@ -155,7 +170,11 @@ def run(
     if accelerator.is_main_process:
         with written_folder(output_dir / "model") as folder:
             save_model(result.model, folder)
+            shares = results["encoder_nonzero_share_per_layer"] + results["decoder_nonzero_share_per_layer"]
+            document_model(folder, settings, results, {"this model": shares})
         write_json(output_dir / "results.json", results)
+        if loop.push_to_hub:
+            push_folder(output_dir / "model", loop, "The model after the last step")
     accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
     return results
 
@@ -165,6 +184,7 @@ def main(args: list[str] | None = None) -> None:
     arguments, text, loop = parse_arguments(
         (ModelArguments, TextArguments, LoopArguments), args, __doc__, default_recipe
     )
+    loop.command = command_line(__file__, args)
     results = run(arguments, text, loop)
     PartialState().print(
         f"{loop.output_dir}: loss {results['loss']:.4f}, perplexity {results['perplexity']:.2f} on "

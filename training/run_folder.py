@@ -31,6 +31,13 @@ _FREE_ON_RESUME = (
     "eval_epochs",
     "keep_checkpoints",
     "report_to",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private",
+    "hub_revision",
+    "hub_strategy",
+    "no_code",
+    "command",
 )
 
 

@@ -9,7 +9,8 @@ A recipe sets any of the arguments below, and the fields of the model's config u
 before the recipe; a field of the config is given as `--model.<field> <value>`, as in `--model.hidden_size 128`.
 
 The output folder has `model/` (after the last step) and `best/` (at the highest accuracy), each with its image
-processor and ready for `from_pretrained`, `results.json`, and `checkpoint-<step>/` to resume from.
+processor, its code and its model card, ready for `from_pretrained` and for the Hub (`--push_to_hub --hub_model_id
+org/name` pushes), `results.json`, and `checkpoint-<step>/` to resume from.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ import sparsight  # noqa: F401  (registers the families)
 from sparsight.training.arguments import (
     LoopArguments,
     argument,
+    command_line,
     exit_on_usage_error,
     parse_arguments,
 )
@@ -42,6 +44,7 @@ from sparsight.training.image_data import (
     make_train_loader,
 )
 from sparsight.training.loop import make_accelerator, train
+from sparsight.training.publish import create_repository, document_model, push_folder
 from sparsight.training.run_folder import begin_run, check_run_folder, write_json, written_folder
 from sparsight.training.seeding import seed_generators
 from sparsight.training.sparsity import restrict_layer_norms
@@ -119,12 +122,19 @@ def run(
 
     accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
     if accelerator.is_main_process:
+        create_repository(loop)
         begin_run(output_dir, settings, artifacts=("model", "results.json"))
     accelerator.init_trackers(output_dir.name, {k: v for k, v in settings.items() if isinstance(v, (int, float, str))})
 
     def save_model(model: nn.Module, folder: Path) -> None:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, include_code=not loop.no_code)
         processor.save_pretrained(folder)
+
+    def save_best(model: nn.Module, folder: Path) -> None:
+        save_model(model, folder)
+        document_model(folder, settings)
+        if loop.push_to_hub and loop.hub_strategy == "every_save":
+            push_folder(folder, loop, "The best model so far", required=False)
 
     result = train(
         accelerator,
@@ -135,7 +145,7 @@ def run(
         compute_loss=compute_loss,
         evaluate=lambda model: evaluate_classifier(accelerator, model, eval_loader),
         score=lambda evaluation: evaluation.accuracy,
-        save_model=save_model,
+        save_model=save_best,
         parts=parts,
         resume_from=resume_from,
         description=arguments.recipe or arguments.model_type,
@@ -152,7 +162,10 @@ def run(
     if accelerator.is_main_process:
         with written_folder(output_dir / "model") as folder:
             save_model(result.model, folder)
+            document_model(folder, settings, results, {"this model": results["nonzero_share_per_layer"]})
         write_json(output_dir / "results.json", results)
+        if loop.push_to_hub:
+            push_folder(output_dir / "model", loop, "The model after the last step")
     accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
     return results
 
@@ -162,6 +175,7 @@ def main(args: list[str] | None = None) -> None:
     arguments, images, loop = parse_arguments(
         (ModelArguments, ImageArguments, LoopArguments), args, __doc__, default_recipe
     )
+    loop.command = command_line(__file__, args)
     results = run(arguments, images, loop)
     PartialState().print(
         f"{loop.output_dir}: accuracy {results['accuracy']:.2%} on {results['num_examples']} images of "

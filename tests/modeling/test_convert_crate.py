@@ -21,6 +21,11 @@ from transformers import (
 from sparsight import CrateConfig, CrateForImageClassification, CrateModel
 from sparsight.modeling.convert_crate import main
 from sparsight.modeling.crate_checkpoints import config_from_official, from_official, to_official
+from sparsight.modeling.remote_code import collect_source_files
+
+
+CODE = collect_source_files(CrateForImageClassification)
+CONVERTED = sorted([*CODE, "config.json", "model.safetensors", "preprocessor_config.json"])
 
 
 def make_official(**overrides) -> dict[str, torch.Tensor]:
@@ -47,7 +52,7 @@ def test_command_line_to_pipeline_and_back(tmp_path, golden_crate):
     assert (process.returncode, process.stderr) == (0, "")
 
     assert sorted(os.listdir(tmp_path)) == ["model", "official.pth"]
-    assert sorted(os.listdir(tmp_path / "model")) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert sorted(os.listdir(tmp_path / "model")) == CONVERTED
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "model")
     logits = model(golden_crate.tensors["pixel_values"]).logits
     torch.testing.assert_close(logits, golden_crate.tensors["logits"], rtol=0, atol=1e-5)
@@ -247,7 +252,7 @@ def test_existing_output_is_replaced_on_demand_only(tmp_path, checkpoint, capsys
     assert "--overwrite" in capsys.readouterr().err
     assert (output / "notes.txt").exists()
     assert main([*checkpoint, "--output", str(output), "--overwrite"]) == 0
-    assert sorted(os.listdir(output)) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    assert sorted(os.listdir(output)) == CONVERTED
     assert sorted(os.listdir(tmp_path)) == ["model", "official.pth"]
 
 

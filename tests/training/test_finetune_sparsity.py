@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job end to end, on a vanilla model that trains in a second."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -191,8 +192,7 @@ def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
         if name in stages:
             return real(*args, **kwargs)
         stages.append(name)
-        arguments = args[3]
-        stopped = type(arguments)(**{**vars(arguments), "eval_epochs": 1.0})
+        stopped = dataclasses.replace(args[3], eval_epochs=1.0)
 
         def evaluate_then_stop(model, evaluate=kwargs["evaluate"], calls=[]):  # noqa: B006
             calls.append(model)
