@@ -11,16 +11,17 @@ from helpers import TINY_VIT, randomize
 from hub_testing import run_code
 from sparsight import SparseViTForImageClassification
 from sparsight.training.finetune_sparsity import FinetuneArguments, base_fields, make_sparse
+from sparsight.training.finetune_tasks import TASKS
 
 
-ARGUMENTS = FinetuneArguments(lora_rank=2)
+TASK, ARGUMENTS = TASKS["image"], FinetuneArguments(lora_rank=2)
 
 
 @pytest.fixture
 def finetuned(tmp_path):
     """A vanilla checkpoint, an adapter of it in which everything trainable has moved, images and the logits."""
     randomize(ViTForImageClassification(ViTConfig(**TINY_VIT, hidden_act="relu"))).save_pretrained(tmp_path / "vit")
-    model, _ = make_sparse(str(tmp_path / "vit"), ARGUMENTS, num_steps=3)
+    model, _ = make_sparse(TASK, str(tmp_path / "vit"), ARGUMENTS, num_steps=3)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -34,7 +35,9 @@ def finetuned(tmp_path):
 
 def test_on_its_base_model(finetuned):
     folder, pixel_values, logits = finetuned
-    base = SparseViTForImageClassification.from_pretrained(folder / "vit", **base_fields(ARGUMENTS))
+    base = SparseViTForImageClassification.from_pretrained(
+        folder / "vit", **base_fields(TASK, str(folder / "vit"), ARGUMENTS)
+    )
     model = PeftModel.from_pretrained(base, folder / "adapter").eval()
     torch.testing.assert_close(model(pixel_values).logits, logits, rtol=0, atol=0)
 
@@ -42,7 +45,7 @@ def test_on_its_base_model(finetuned):
 def test_by_auto_peft_model(finetuned):
     """PEFT imports a package of others only on demand, and loads the base with the fields it is given."""
     folder, pixel_values, logits = finetuned
-    fields = base_fields(ARGUMENTS)
+    fields = base_fields(TASK, str(folder / "vit"), ARGUMENTS)
     model = AutoPeftModel.from_pretrained(str(folder / "adapter"), import_allowlist=["sparsight"], **fields).eval()
     torch.testing.assert_close(model(pixel_values).logits, logits, rtol=0, atol=0)
 
@@ -50,7 +53,9 @@ def test_by_auto_peft_model(finetuned):
 def test_without_sparsight(finetuned):
     """On a base model that was saved with its code."""
     folder, pixel_values, logits = finetuned
-    base = SparseViTForImageClassification.from_pretrained(folder / "vit", **base_fields(ARGUMENTS))
+    base = SparseViTForImageClassification.from_pretrained(
+        folder / "vit", **base_fields(TASK, str(folder / "vit"), ARGUMENTS)
+    )
     base.save_pretrained(folder / "base")
     torch.save((pixel_values, logits), folder / "expected.pt")
     code = """

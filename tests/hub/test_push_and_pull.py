@@ -20,6 +20,7 @@ from hub_testing import TOKEN, client_environment, publish, run_code, tensors, t
 from loopback_hub import LoopbackHub
 from sparsight.training import publish as publishing
 from sparsight.training import train_image_classification
+from sparsight.training.arguments import UsageError
 
 
 STEPS = ["--max_steps", "2", "--max_eval_samples", "50"]
@@ -146,7 +147,7 @@ def test_a_connection_that_stays_broken_leaves_no_half_model(client, tmp_path):
     client.drop("^POST .*/commit/", times=10)
     arguments = train_image_classification.LoopArguments(push_to_hub=True, hub_model_id="org/crate")
     publishing.create_repository(arguments)
-    with pytest.raises(train_image_classification.UsageError, match=r"cannot push to org/crate .*run this again"):
+    with pytest.raises(UsageError, match=r"cannot push to org/crate .*run this again"):
         publishing.push_folder(tmp_path / "model", arguments, "a model")
     publishing.push_folder(tmp_path / "model", arguments, "a model in between", required=False)
     assert client.repos["org/crate"].files("main")[1] == {}

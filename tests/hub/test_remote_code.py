@@ -32,6 +32,8 @@ FILES = {
         "modeling_sparse_vit.py",
         "overrides.py",
         "remote_code.py",
+        "sparse_config.py",
+        "sparse_model.py",
         "zeroth_bias.py",
     },
 }
