@@ -264,10 +264,12 @@ def _results_table(evaluations: Mapping[str, Mapping[str, Any]]) -> list[list[st
 
 
 def _layers_table(evaluations: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    shares = {name: values.get("nonzero_share_per_layer") or [] for name, values in evaluations.items()}
-    depth = max(map(len, shares.values()), default=0)
-    rows = [
-        [str(layer + 1), *(f"{share[layer]:.2%}" if layer < len(share) else "" for share in shares.values())]
-        for layer in range(depth)
-    ]
-    return [["layer", *shares], *rows] if rows else []
+    rows = []
+    for side in ("", "encoder ", "decoder "):
+        key = f"{side}nonzero_share_per_layer".replace(" ", "_")
+        shares = [evaluation.get(key) or [] for evaluation in evaluations.values()]
+        rows += [
+            [f"{side}{layer + 1}", *(f"{share[layer]:.2%}" if layer < len(share) else "" for share in shares)]
+            for layer in range(max(map(len, shares), default=0))
+        ]
+    return [["layer", *evaluations], *rows] if rows else []

@@ -162,6 +162,14 @@ def test_what_nobody_measured_is_left_out(folder):
     assert "](sparsity.png)" in card
 
 
+def test_layers_of_encoder_and_decoder_stand_apart(folder):
+    shares = {"encoder_nonzero_share_per_layer": [0.5, 0.25], "decoder_nonzero_share_per_layer": [0.125]}
+    card = describe(folder, results={"loss": 3.5, "eval_split": "test", **shares})
+    check_text(card)
+    for row in ("| encoder 1 | 50.00% |", "| encoder 2 | 25.00% |", "| decoder 1 | 12.50% |"):
+        assert row in card
+
+
 def test_without_code_there_is_one_way_to_load(folder):
     config = json.loads((folder / "config.json").read_text())
     del config["auto_map"]
