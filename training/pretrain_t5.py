@@ -31,13 +31,13 @@ from sparsight.training.arguments import (
 )
 from sparsight.training.checkpoints import load_pretrained, make_config
 from sparsight.training.language_modeling import evaluate_language_model, make_compute_loss
-from sparsight.training.loop import make_accelerator, train
-from sparsight.training.publish import create_repository, document_model, push_folder
-from sparsight.training.run_folder import begin_run, check_run_folder, write_json, written_folder
+from sparsight.training.loop import make_accelerator
+from sparsight.training.run_folder import check_run_folder
 from sparsight.training.seeding import seed_generators
 from sparsight.training.sparsity import restrict_layer_norms
 from sparsight.training.text_data import TextArguments, Texts, load_texts
 from sparsight.training.text_examples import load_tokenizer, make_eval_loader, make_tokenizer, make_train_loader
+from sparsight.training.training_run import train_and_write
 
 
 @dataclass
@@ -117,9 +117,8 @@ def run(
     loop.check()
     text.check()
     loop.output_dir = loop.output_dir or f"outputs/{arguments.recipe or arguments.model_type}"
-    output_dir = Path(loop.output_dir)
     settings = {**asdict(arguments), **asdict(text), **asdict(loop)}
-    resume_from = check_run_folder(output_dir, settings)
+    resume_from = check_run_folder(Path(loop.output_dir), settings)
     texts = load_texts(text)
     accelerator = accelerator or make_accelerator(loop)
     seed_generators(loop.seed)
@@ -127,56 +126,26 @@ def run(
     parts = [restrict_layer_norms(model)] if arguments.restrict_layer_norms else []
     train_loader = make_train_loader(texts, tokenizer, text, accelerator, loop)
     eval_loader = make_eval_loader(texts, tokenizer, text, accelerator, loop)
-
-    accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
-    if accelerator.is_main_process:
-        create_repository(loop)
-        begin_run(output_dir, settings, artifacts=("model", "results.json"))
-    accelerator.init_trackers(output_dir.name, {k: v for k, v in settings.items() if isinstance(v, (int, float, str))})
-
-    def save_model(model: PreTrainedModel, folder: Path) -> None:
-        model.save_pretrained(folder, include_code=not loop.no_code)
-        tokenizer.save_pretrained(folder)
-
-    def save_best(model: PreTrainedModel, folder: Path) -> None:
-        save_model(model, folder)
-        document_model(folder, settings)
-        if loop.push_to_hub and loop.hub_strategy == "every_save":
-            push_folder(folder, loop, "The best model so far", required=False)
-
-    result = train(
+    return train_and_write(
         accelerator,
         model,
+        tokenizer,
         train_loader,
         loop,
-        output_dir,
+        settings,
+        resume_from,
         compute_loss=make_compute_loss(loop),
         evaluate=lambda model: evaluate_language_model(accelerator, model, eval_loader),
-        score=lambda evaluation: -evaluation.loss,
-        save_model=save_best,
+        eval_split=texts.eval_split,
+        metric="loss",
+        higher_is_better=False,
+        layer_shares=lambda results: [
+            *results["encoder_nonzero_share_per_layer"],
+            *results["decoder_nonzero_share_per_layer"],
+        ],
         parts=parts,
-        resume_from=resume_from,
         description=arguments.recipe or arguments.model_type,
     )
-    results = {
-        **asdict(result.evaluation),
-        "eval_split": texts.eval_split,
-        "best": {"step": result.best_step, "loss": -result.best_score},
-        "training_nonzero_share": result.training_nonzero_share,
-        "num_steps": result.num_steps,
-        "num_parameters": model.num_parameters(),
-        "seed": loop.seed,
-    }
-    if accelerator.is_main_process:
-        with written_folder(output_dir / "model") as folder:
-            save_model(result.model, folder)
-            shares = results["encoder_nonzero_share_per_layer"] + results["decoder_nonzero_share_per_layer"]
-            document_model(folder, settings, results, {"this model": shares})
-        write_json(output_dir / "results.json", results)
-        if loop.push_to_hub:
-            push_folder(output_dir / "model", loop, "The model after the last step")
-    accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
-    return results
 
 
 @exit_on_usage_error

@@ -43,11 +43,11 @@ from sparsight.training.image_data import (
     make_image_processor,
     make_train_loader,
 )
-from sparsight.training.loop import make_accelerator, train
-from sparsight.training.publish import create_repository, document_model, push_folder
-from sparsight.training.run_folder import begin_run, check_run_folder, write_json, written_folder
+from sparsight.training.loop import make_accelerator
+from sparsight.training.run_folder import check_run_folder
 from sparsight.training.seeding import seed_generators
 from sparsight.training.sparsity import restrict_layer_norms
+from sparsight.training.training_run import train_and_write
 
 
 @dataclass
@@ -107,9 +107,8 @@ def run(
     """
     loop.check()
     loop.output_dir = loop.output_dir or f"outputs/{arguments.recipe or arguments.model_type}"
-    output_dir = Path(loop.output_dir)
     settings = {**asdict(arguments), **asdict(images), **asdict(loop)}
-    resume_from = check_run_folder(output_dir, settings)
+    resume_from = check_run_folder(Path(loop.output_dir), settings)
     data = load_images(images)
     accelerator = accelerator or make_accelerator(loop)
     seed_generators(loop.seed)
@@ -119,55 +118,23 @@ def run(
     train_loader = make_train_loader(train_images, accelerator, loop, images.repeated_augmentation)
     eval_loader = make_eval_loader(data.eval, model.config, processor, accelerator, loop)
     compute_loss = make_compute_loss(loop, images, len(data.class_names), accelerator.num_processes)
-
-    accelerator.wait_for_everyone()  # all have looked at the folder before one of them writes to it
-    if accelerator.is_main_process:
-        create_repository(loop)
-        begin_run(output_dir, settings, artifacts=("model", "results.json"))
-    accelerator.init_trackers(output_dir.name, {k: v for k, v in settings.items() if isinstance(v, (int, float, str))})
-
-    def save_model(model: nn.Module, folder: Path) -> None:
-        model.save_pretrained(folder, include_code=not loop.no_code)
-        processor.save_pretrained(folder)
-
-    def save_best(model: nn.Module, folder: Path) -> None:
-        save_model(model, folder)
-        document_model(folder, settings)
-        if loop.push_to_hub and loop.hub_strategy == "every_save":
-            push_folder(folder, loop, "The best model so far", required=False)
-
-    result = train(
+    return train_and_write(
         accelerator,
         model,
+        processor,
         train_loader,
         loop,
-        output_dir,
+        settings,
+        resume_from,
         compute_loss=compute_loss,
         evaluate=lambda model: evaluate_classifier(accelerator, model, eval_loader),
-        score=lambda evaluation: evaluation.accuracy,
-        save_model=save_best,
+        eval_split=data.eval_split,
+        metric="accuracy",
+        higher_is_better=True,
+        layer_shares=lambda results: results["nonzero_share_per_layer"],
         parts=parts,
-        resume_from=resume_from,
         description=arguments.recipe or arguments.model_type,
     )
-    results = {
-        **asdict(result.evaluation),
-        "eval_split": data.eval_split,
-        "best": {"step": result.best_step, "accuracy": result.best_score},
-        "training_nonzero_share": result.training_nonzero_share,
-        "num_steps": result.num_steps,
-        "num_parameters": model.num_parameters(),
-        "seed": loop.seed,
-    }
-    if accelerator.is_main_process:
-        with written_folder(output_dir / "model") as folder:
-            save_model(result.model, folder)
-            document_model(folder, settings, results, {"this model": results["nonzero_share_per_layer"]})
-        write_json(output_dir / "results.json", results)
-        if loop.push_to_hub:
-            push_folder(output_dir / "model", loop, "The model after the last step")
-    accelerator.end_training() if loop.report_to != "none" else accelerator.wait_for_everyone()
-    return results
 
 
 @exit_on_usage_error

@@ -21,7 +21,7 @@ from transformers import (
 
 from helpers import ROOT, TINY_RECIPE, run_python, snapshot
 from sparsight import SparseViTForImageClassification
-from sparsight.training import finetune_sparsity, train_image_classification
+from sparsight.training import finetune_sparsity, training_run
 from sparsight.training.finetune_tasks import TASKS
 from sparsight.training.image_data import EvalCollator, ImageArguments, load_images, make_image_processor
 
@@ -183,7 +183,7 @@ def test_a_vit_of_transformers_with_gelu(recipes, tmp_path):
 def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
     """Stopped within each of the three trainings in turn, the job ends with the same merged model."""
     output_dir = tmp_path / "out"
-    real = train_image_classification.train
+    real = training_run.train
     stages = []
 
     def stop_once(*args, **kwargs):
@@ -202,7 +202,7 @@ def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
 
         return real(*args[:3], stopped, *args[4:], **{**kwargs, "evaluate": evaluate_then_stop, "save_model": save})
 
-    monkeypatch.setattr(train_image_classification, "train", stop_once)
+    monkeypatch.setattr(training_run, "train", stop_once)
     monkeypatch.setattr(finetune_sparsity, "train", stop_once)
     resume = []
     for _ in range(3):

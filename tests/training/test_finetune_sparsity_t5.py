@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 
 from helpers import ROOT, TINY_T5_RECIPE, run_python
 from sparsight import SparseT5ForConditionalGeneration
-from sparsight.training import finetune_sparsity, pretrain_t5
+from sparsight.training import finetune_sparsity, training_run
 from sparsight.training.finetune_tasks import TASKS
 from sparsight.training.text_data import TextArguments, load_texts
 from sparsight.training.text_examples import make_blocks, make_corruption
@@ -189,7 +189,7 @@ def test_a_t5_of_transformers(recipes, finished, tmp_path, activation):
 def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
     """Stopped within each of the three trainings in turn, the job ends with the same merged model."""
     output_dir = tmp_path / "out"
-    real = pretrain_t5.train
+    real = training_run.train
     stages = []
 
     def stop_once(*args, **kwargs):
@@ -208,7 +208,7 @@ def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
         return real(*args[:3], type(args[3])(**{**vars(args[3]), "eval_epochs": 0.05}), *args[4:],
                     **{**kwargs, "evaluate": evaluate_then_stop})  # fmt: skip
 
-    monkeypatch.setattr(pretrain_t5, "train", stop_once)
+    monkeypatch.setattr(training_run, "train", stop_once)
     monkeypatch.setattr(finetune_sparsity, "train", stop_once)
     resume = []
     for _ in range(3):
