@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job for T5 end to end, on a vanilla model that trains in a second."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -205,8 +206,8 @@ def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
             measured.append(model)
             return kwargs["evaluate"](model)
 
-        return real(*args[:3], type(args[3])(**{**vars(args[3]), "eval_epochs": 0.05}), *args[4:],
-                    **{**kwargs, "evaluate": evaluate_then_stop})  # fmt: skip
+        stopped = dataclasses.replace(args[3], eval_epochs=0.05)
+        return real(*args[:3], stopped, *args[4:], **{**kwargs, "evaluate": evaluate_then_stop})
 
     monkeypatch.setattr(training_run, "train", stop_once)
     monkeypatch.setattr(finetune_sparsity, "train", stop_once)
