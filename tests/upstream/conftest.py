@@ -1,6 +1,9 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest -m upstream`: transformers' own model tests on our families. Without the mark, nothing here is collected."""
+"""`pytest -m upstream tests/upstream`: transformers' own model tests on our families.
+
+Without the mark nothing here is collected, and without the folder on the command line no count is shown at the end.
+"""
 
 from collections import Counter, defaultdict
 from pathlib import Path
