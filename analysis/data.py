@@ -10,6 +10,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
 
+from sparsight.configuration.messages import single_line
+
 
 def digits_images() -> tuple[list[Image.Image], list[int]]:
     """scikit-learn's 1,797 handwritten digits as 8×8 RGB images, and their classes.
@@ -25,21 +27,29 @@ def digits_images() -> tuple[list[Image.Image], list[int]]:
     return [Image.fromarray(image).convert("RGB") for image in images], digits.target.tolist()
 
 
-def folder_images(folder: str | Path) -> list[Image.Image]:
-    """Every image below `folder`, in the order of their paths, as RGB.
+def folder_images(folder: str | Path, limit: int | None = None) -> list[Image.Image]:
+    """The images below `folder`, in the order of their paths, as RGB.
+
+    Args:
+        limit: read the first so many only.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if there are none, or one of them cannot be read; it names which.
     """
-    known = Image.registered_extensions()
-    paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in known)
+    readable = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    paths = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in readable and path.is_file())
     if not paths:
-        raise ValueError(f"no images below {folder}")
-    images = []
-    for path in paths:
+        raise ValueError(f"there are no images below {folder}; give a folder that has some")
+    return [_read_image(path) for path in paths[:limit]]
+
+
+def _read_image(path: Path) -> Image.Image:
+    try:
         with Image.open(path) as image:
-            images.append(image.convert("RGB"))
-    return images
+            return image.convert("RGB")
+    # What Pillow raises for files that are cut, of another kind, broken, or suspiciously large.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path}: cannot be read as an image ({single_line(error)}); repair or remove it") from error
 
 
 def image_loader(

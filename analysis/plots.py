@@ -8,14 +8,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from sparsight.modeling.files import written_beside
+
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write `figure` beside `path` and rename it into place; the format is that of the path's ending."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.stem}.tmp{path.suffix}")
-    figure.savefig(temporary, dpi=150)
-    temporary.replace(path)
+    """Write `figure`, whole or not at all; the format is that of the path's ending."""
+    with written_beside(path) as new:
+        figure.savefig(new, dpi=150)
 
 
 def plot_sparsity(shares: Mapping[str, Sequence[float]], title: str | None = None) -> Figure:

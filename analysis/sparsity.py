@@ -61,6 +61,11 @@ def _strip_wrappers(name: str) -> str:
     return name
 
 
+def _is_in_decoder(name: str) -> bool:
+    """Whether a layer belongs to the decoder of an encoder-decoder, by its dotted name."""
+    return "decoder" in name.split(".")
+
+
 @dataclass(frozen=True)
 class ActivationSparsity:
     """What a [`SparsityMeter`] has counted. Shares lie in [0, 1]; lower is sparser.
@@ -78,6 +83,31 @@ class ActivationSparsity:
     derivative_nonzero_share: float
     derivative_nonzero_share_per_layer: dict[str, float]
     num_tokens: dict[str, int]
+
+    def to_results(self) -> dict[str, Any]:
+        """The counts as `results.json` has them; every list goes from the first layer to the last.
+
+        Returns:
+            `nonzero_share` and `derivative_nonzero_share`, and of a model with one stack of layers
+            `nonzero_share_per_layer`, `derivative_nonzero_share_per_layer` and `num_tokens`, the tokens that each layer
+            saw. Of an encoder-decoder, which has layers in a module named `decoder`, these three once for each `side`
+            of `encoder` and `decoder`: `num_{side}_tokens`, `{side}_nonzero_share_per_layer` and
+            `{side}_derivative_nonzero_share_per_layer`.
+        """
+        stacks = {"": list(self.num_tokens)}
+        if any(map(_is_in_decoder, self.num_tokens)):
+            stacks = {"encoder_": [], "decoder_": []}
+            for name in self.num_tokens:
+                stacks["decoder_" if _is_in_decoder(name) else "encoder_"].append(name)
+        results: dict[str, Any] = {
+            "nonzero_share": self.nonzero_share,
+            "derivative_nonzero_share": self.derivative_nonzero_share,
+        }
+        for stack, layers in stacks.items():
+            results[f"num_{stack}tokens"] = next((self.num_tokens[name] for name in layers), None)
+            for key in ("nonzero_share_per_layer", "derivative_nonzero_share_per_layer"):
+                results[f"{stack}{key}"] = [getattr(self, key)[name] for name in layers]
+        return results
 
 
 class SparsityMeter:
@@ -135,8 +165,7 @@ class SparsityMeter:
         self._masks = {name: arguments.get(name) for name in ("attention_mask", "decoder_attention_mask")}
 
     def _mask_for(self, name: str, output: torch.Tensor) -> torch.Tensor | None:
-        in_decoder = "decoder" in name.split(".")
-        mask = self._masks.get("decoder_attention_mask" if in_decoder else "attention_mask")
+        mask = self._masks.get("decoder_attention_mask" if _is_in_decoder(name) else "attention_mask")
         # A mask of another shape speaks of other tokens: a mask of pairs, or one that includes cached tokens.
         return mask if mask is not None and mask.shape == output.shape[:-1] else None
 
@@ -187,12 +216,20 @@ class SparsityMeter:
         )
 
 
-def make_meter(model: nn.Module) -> SparsityMeter | None:
-    """A [`SparsityMeter`] of `model`, None where it has nothing to count."""
+def make_meter(model: nn.Module, derivatives: bool = True) -> SparsityMeter | None:
+    """A [`SparsityMeter`] of `model`, None where it has nothing to count.
+
+    Args:
+        derivatives: watch all activations. Otherwise only rectifiers: the derivatives of others, such as GELU, cost a
+            second pass through the activation.
+    """
     try:
-        return SparsityMeter(model)
+        activations = find_mlp_activations(model)
     except ValueError:
         return None
+    if not derivatives:
+        activations = {name: module for name, module in activations.items() if isinstance(module, _RECTIFIERS)}
+    return SparsityMeter(model, activations) if activations else None
 
 
 def _count_nonzero(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -221,7 +258,8 @@ class TrainingSparsity:
         self.integral += nonzero_share * num_steps
 
     def compute(self) -> float:
-        """
+        """The training sparsity so far, in [0, 1].
+
         Raises:
             RuntimeError: before the first update.
         """

@@ -5,25 +5,25 @@
 python -m sparsight.hub_cards outputs/crate_digits/model
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from sparsight.configuration.console import ConsoleParser
 from sparsight.hub_cards.model_card import CardError, write_model_card
 
 
-def main(args: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m sparsight.hub_cards",
+def main(argv: list[str] | None = None, prog: str = "python -m sparsight.hub_cards") -> int:
+    parser = ConsoleParser(
+        prog=prog,
         description="Write README.md, the model card, of a checkpoint: from its config.json, and from results.json "
         "and arguments.json where a training script has put them beside it.",
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="a folder that `save_pretrained` wrote")
+    args = parser.parse_args(argv)
     try:
-        print(write_model_card(parser.parse_args(args).folder))
-    except CardError as error:
-        print(f"{parser.prog}: error: {error}", file=sys.stderr)
-        return 2
+        print(write_model_card(args.folder))
+    except (CardError, OSError) as error:
+        return parser.report(error)
     return 0
 
 

@@ -3,11 +3,11 @@
 """The model card of a checkpoint, made from the files that lie in its folder.
 
 `config.json` says what the model is, `arguments.json` how it was trained, `results.json` what was measured. What none
-of them says is left out of the card.
+of them says is left out of the card. `shown_on_card` in `arguments.json` lists the names of those arguments that the
+card's table of settings shows.
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +21,10 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.pipelines import SUPPORTED_TASKS
 
 import sparsight
+from sparsight.configuration.messages import single_line
+from sparsight.hub_cards.results import METRICS
+from sparsight.hub_cards.tables import is_number, layers_table, metrics_table
+from sparsight.modeling.files import written_beside
 from sparsight.modeling.remote_code import find_auto_map
 
 
@@ -32,51 +36,13 @@ class CardError(Exception):
     """A folder that no card can be made for. The message is one line with the way out."""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """
-    Attributes:
-        key: in `results.json`.
-        type: identifier of the metric on the Hub.
-        name: what a reader calls it.
-        format: of a value in tables.
-    """
-
-    key: str
-    type: str
-    name: str
-    format: str
-
-
-METRICS = (
-    Metric("accuracy", "accuracy", "accuracy", "{:.2%}"),
-    Metric("accuracy_top5", "accuracy", "accuracy among the five highest scores", "{:.2%}"),
-    Metric("perplexity", "perplexity", "perplexity", "{:.3f}"),
-    Metric("loss", "loss", "loss", "{:.4f}"),
-    Metric("nonzero_share", "activation_sparsity", "non-zero activations", "{:.2%}"),
-    Metric("derivative_nonzero_share", "activation_sparsity", "non-zero derivatives of activations", "{:.2%}"),
-    Metric("training_nonzero_share", "activation_sparsity", "non-zero activations over all of training", "{:.2%}"),
-)
 # Tasks that transformers has no pipeline for, as the Hub's results call them.
 TASKS = {"AutoModelForSeq2SeqLM": "text2text-generation"}
-# What `results.json` of the finetuning script calls the models that it measures.
-LABELS = {"before": "before finetuning", "lora": "plain LoRA", "recipe": "this model"}
-# What a reader wants to know of a training, in the order of the table.
-HYPERPARAMETERS = (
-    "recipe",
-    "num_steps",
-    "num_epochs",
-    "batch_size",
-    "optimizer",
-    "learning_rate",
-    "weight_decay",
-    "lr_scheduler",
-    "label_smoothing",
-    "mixed_precision",
-    "lora_rank",
-    "restrict_layer_norms",
-    "seed",
-)
+# What `results.json` of the finetuning script calls the models that it measures; `recipe` was once `method`'s name.
+LABELS = {"before": "before finetuning", "lora": "plain LoRA", "method": "this model", "recipe": "this model"}
+# What a family is made for, as tags on the Hub.
+_SPARSE = "activation-sparsity"
+TAGS = {"crate": ["white-box"], "sparse_vit": [_SPARSE], "sparse_t5": [_SPARSE]}
 
 
 @dataclass(frozen=True)
@@ -115,12 +81,15 @@ def make_model_card(folder: str | Path) -> ModelCard:
     folder = Path(folder)
     checkpoint = _read_checkpoint(folder)
     model_type, config = checkpoint.config_class.model_type, checkpoint.config
-    arguments, results = (_read_json(folder / name) for name in ("arguments.json", "results.json"))
+    arguments, results = _read_arguments(folder / "arguments.json"), _read_json(folder / "results.json")
+    tags = TAGS.get(model_type, [])
     evaluations = _evaluations(results)
     own = next(reversed(evaluations.values()), {})
+    layers = layers_table([evaluations])
     dataset, base_model = arguments.get("dataset"), arguments.get("model_name_or_path")
     name = (arguments.get("hub_model_id") or arguments.get("recipe") or model_type).rpartition("/")[2]
-    metrics = [metric for metric in METRICS if _is_number(own.get(metric.key))]
+    metrics = [metric for metric in METRICS if is_number(own.get(metric.key))]
+    sparsity_measured = bool(layers) or any(metric.type == "activation_sparsity" for metric in metrics)
     result_task = checkpoint.task or TASKS.get(checkpoint.auto_class)
     eval_results = [
         EvalResult(
@@ -143,7 +112,7 @@ def make_model_card(folder: str | Path) -> ModelCard:
         datasets=[_hub_id(dataset)] if _hub_id(dataset) else None,
         base_model=_hub_id(base_model),
         base_model_relation=("finetune" if config else "adapter") if _hub_id(base_model) else None,
-        tags=["sparsight", model_type, "activation-sparsity"],
+        tags=["sparsight", model_type, *tags],
         metrics=sorted({metric.type for metric in metrics}) or None,
         model_name=name if eval_results else None,
         eval_results=eval_results or None,
@@ -170,22 +139,25 @@ def make_model_card(folder: str | Path) -> ModelCard:
         num_examples=own.get("num_examples"),
         num_parameters=results.get("num_parameters"),
         command=arguments.get("command"),
-        hyperparameters=_hyperparameters(arguments, results),
-        results=_results_table(evaluations),
-        layers=_layers_table(evaluations),
-        figure=FIGURE if (folder / FIGURE).is_file() else None,
+        settings=_settings(arguments, results),
+        results=metrics_table([evaluations]),
+        layers=layers,
+        made_for_sparsity=_SPARSE in tags,
+        sparsity_measured=sparsity_measured,
+        figure=FIGURE if sparsity_measured and (folder / FIGURE).is_file() else None,
     )
     return ModelCard(re.sub(r"\n{3,}", "\n\n", content).strip() + "\n")
 
 
 def write_model_card(folder: str | Path) -> Path:
-    """Write the card of the checkpoint in `folder` to its README.md, and return that path.
+    """Write the card of the checkpoint in `folder` to its README.md, whole or not at all, and return that path.
 
     Raises:
         CardError: see [`make_model_card`].
     """
-    path = Path(folder) / "README.md"
-    make_model_card(folder).save(path)
+    path, card = Path(folder) / "README.md", make_model_card(folder)
+    with written_beside(path) as new:
+        card.save(new)
     return path
 
 
@@ -204,6 +176,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
+def _read_arguments(path: Path) -> dict[str, Any]:
+    arguments = _read_json(path)
+    shown = arguments.get("shown_on_card", [])
+    if not isinstance(shown, list) or not all(isinstance(name, str) for name in shown):
+        raise CardError(f"{path}: shown_on_card must be a list of names of its other keys, and is {shown!r}")
+    return arguments
+
+
 def _read_checkpoint(folder: Path) -> Checkpoint:
     values, adapter = _read_json(folder / "config.json"), _read_json(folder / "adapter_config.json")
     if adapter and not values:
@@ -218,7 +198,7 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     except KeyError as error:
         raise CardError(f"{folder}: config.json is of no known model type ({error}); give another folder") from error
     except StrictDataclassError as error:
-        message = " ".join(str(error.__cause__ or error).split())
+        message = single_line(error.__cause__ or error)
         raise CardError(f"{folder}: config.json is not valid ({message}); save the model anew") from error
     return Checkpoint(type(config), (config.architectures or [type(config).__name__])[0], config)
 
@@ -226,6 +206,8 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
 def _evaluations(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The models that were measured, by their label; this one comes last."""
     nested = {k: v for k, v in results.items() if isinstance(v, dict) and "num_examples" in v}
+    if "method" in nested:
+        nested.pop("recipe", None)
     return {LABELS.get(k, k): v for k, v in nested.items()} or ({"this model": results} if results else {})
 
 
@@ -241,35 +223,12 @@ def _dataset_name(dataset: str) -> str:
 # --- what the card shows ---------------------------------------------------------------------------------------------
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _hyperparameters(arguments: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    values = {**arguments, **{name: results[name] for name in ("num_steps", "seed") if name in results}}
-    if values.get("max_steps"):
+def _settings(arguments: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What the table of settings shows: the number of steps, what `shown_on_card` names, and the seed."""
+    if "shown_on_card" not in arguments:
+        return []
+    values = {"num_steps": None, **{name: arguments.get(name) for name in arguments["shown_on_card"]}}
+    values |= {name: results[name] for name in ("num_steps", "seed") if name in results}
+    if arguments.get("max_steps"):
         values.pop("num_epochs", None)  # counts for nothing then
-    shown = [(name, values.get(name)) for name in HYPERPARAMETERS]
-    return [(name, value) for name, value in shown if value is not None and value is not False]
-
-
-def _results_table(evaluations: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Rows of cells with a header row; empty where nothing was measured."""
-    rows = []
-    for metric in METRICS:
-        values = [evaluation.get(metric.key) for evaluation in evaluations.values()]
-        if any(map(_is_number, values)):
-            rows.append([metric.name, *(metric.format.format(v) if _is_number(v) else "" for v in values)])
-    return [["", *evaluations], *rows] if rows else []
-
-
-def _layers_table(evaluations: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    rows = []
-    for side in ("", "encoder ", "decoder "):
-        key = f"{side}nonzero_share_per_layer".replace(" ", "_")
-        shares = [evaluation.get(key) or [] for evaluation in evaluations.values()]
-        rows += [
-            [f"{side}{layer + 1}", *(f"{share[layer]:.2%}" if layer < len(share) else "" for share in shares)]
-            for layer in range(max(map(len, shares), default=0))
-        ]
-    return [["layer", *evaluations], *rows] if rows else []
+    return [(name, value) for name, value in values.items() if value is not None and value is not False]

@@ -7,13 +7,8 @@ python -m sparsight.modeling.convert_crate --checkpoint crate-base --output crat
 """
 
 import argparse
-import os
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +17,8 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from sparsight.configuration.configuration_crate import CrateConfig
+from sparsight.configuration.console import ConsoleParser
+from sparsight.configuration.messages import single_line
 from sparsight.modeling.crate_checkpoints import (
     ConversionError,
     config_from_official,
@@ -30,30 +27,8 @@ from sparsight.modeling.crate_checkpoints import (
     load_official_checkpoint,
     to_official,
 )
+from sparsight.modeling.files import recover, written_beside
 from sparsight.modeling.modeling_crate import CrateForImageClassification
-
-
-@contextmanager
-def _written_in_place(output: Path) -> Iterator[Path]:
-    """A temporary sibling of `output`, which takes its place if the body succeeds and vanishes if it does not."""
-    temporary, previous = (output.with_name(f".{output.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield temporary
-        if output.exists():
-            output.rename(previous)
-        try:
-            temporary.rename(output)
-        except OSError:
-            if previous.exists():
-                previous.rename(output)
-            raise
-    finally:
-        for leftover in (temporary, previous):
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink(missing_ok=True)
 
 
 def _check_output(output: Path, checkpoint: Path, overwrite: bool) -> None:
@@ -81,7 +56,7 @@ def convert(args: argparse.Namespace) -> str:
     overrides = {name: getattr(args, name) for name in ("pooling", "ista_step_size", "ista_lambda")}
     config = config_from_official(state_dict, args.num_attention_heads, args.image_size, args.patch_size, **overrides)
     model = from_official(state_dict, config)
-    with _written_in_place(args.output) as folder:
+    with written_beside(args.output) as folder:
         model.save_pretrained(folder)
         image_processor_for(config).save_pretrained(folder)
     return f"{args.output}: {model.num_parameters():,} parameters, {config.num_labels:,} classes"
@@ -106,11 +81,11 @@ def convert_back(args: argparse.Namespace) -> str:
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConversionError(
-            f"--checkpoint {args.checkpoint}: is no CRATE classifier ({' '.join(str(error).split())}); give a folder "
+            f"--checkpoint {args.checkpoint}: is no CRATE classifier ({single_line(error)}); give a folder "
             "that `CrateForImageClassification.save_pretrained` wrote"
         ) from error
     state_dict = to_official(model)
-    with _written_in_place(args.output) as file:
+    with written_beside(args.output) as file:
         if args.output.suffix == ".safetensors":
             save_file(state_dict, file)
         else:
@@ -122,13 +97,8 @@ def convert_back(args: argparse.Namespace) -> str:
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"convert_crate: error: {message}; see --help\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m sparsight.modeling.convert_crate", description=__doc__.partition("\n")[0])
+def _parser(prog: str) -> ConsoleParser:
+    parser = ConsoleParser(prog=prog, description=__doc__.partition("\n")[0])
     parser.add_argument("--checkpoint", type=Path, required=True, help="official file; with --reverse, a folder")
     parser.add_argument("--output", type=Path, required=True, help="folder to write; with --reverse, a file")
     parser.add_argument("--num_attention_heads", type=int, help="K; not needed with --reverse")
@@ -143,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+def main(argv: list[str] | None = None, prog: str = "python -m sparsight.modeling.convert_crate") -> int:
+    parser = _parser(prog)
+    args = parser.parse_args(argv)
     for name in ("image_size", "patch_size"):
         if (size := getattr(args, name)) is not None:
             setattr(args, name, tuple(size))
@@ -152,11 +123,11 @@ def main(argv: list[str] | None = None) -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
+        recover(args.output)
         _check_output(args.output, args.checkpoint, args.overwrite)
         print(convert_back(args) if args.reverse else convert(args))
     except (ConversionError, OSError) as error:
-        print(f"convert_crate: error: {error}", file=sys.stderr)
-        return 2
+        return parser.report(error)
     return 0
 
 

@@ -4,6 +4,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ def written_beside(target: str | Path) -> Iterator[Path]:
         target: the file or folder to be written. Missing parents are made.
     """
     target = Path(target)
-    new, old = _sibling(target, "tmp"), _sibling(target, "old")
+    new, old = temporary_path(target), _sibling(target, "old")
     recover(target)
     _remove(new)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,13 +58,19 @@ def write_json(path: str | Path, values: Mapping[str, Any]) -> None:
         new.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def _sibling(target: Path, kind: str) -> Path:
-    # The ending stays, since writers of figures and weights go by it.
-    return target.with_name(f"{target.stem}.{kind}{target.suffix}")
+def temporary_path(target: str | Path) -> Path:
+    """Where [`written_beside`] has `target` written first; its ending stays, as writers of figures go by it."""
+    return _sibling(target, "tmp")
+
+
+def _sibling(target: str | Path, kind: str) -> Path:
+    # Hidden, so that it is no folder of the user's, such as `model.old`; absolute, since "." has no name.
+    target = Path(os.path.abspath(target))
+    return target.with_name(f".{target.stem}.{kind}{target.suffix}")
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

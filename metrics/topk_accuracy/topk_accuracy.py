@@ -23,6 +23,20 @@ Examples:
 """
 
 
+def label_ranks(scores, labels):
+    """How many classes other than the label score at least as high: ties count against the label.
+
+    Args:
+        scores: `(examples, classes)`, an array of NumPy or a tensor of torch.
+        labels: `(examples,)` class numbers, of the same kind.
+
+    Returns:
+        `(examples,)` ranks of the same kind; the label is among the k highest where its rank is less than k.
+    """
+    own = scores[range(len(labels)), labels]
+    return (scores >= own[:, None]).sum(1) - 1
+
+
 class TopKAccuracy(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
@@ -41,6 +55,5 @@ class TopKAccuracy(evaluate.Metric):
             raise ValueError(f"`k` must be a positive number of classes or several, got {k}")
         if labels.min() < 0 or labels.max() >= scores.shape[1]:
             raise ValueError(f"`references` must be labels from 0 to {scores.shape[1] - 1}")
-        label_scores = np.take_along_axis(scores, labels[:, None], axis=1)
-        rank = (scores >= label_scores).sum(1) - 1
-        return {f"accuracy@{k}": float((rank < k).mean()) for k in ks}
+        ranks = label_ranks(scores, labels)
+        return {f"accuracy@{k}": float((ranks < k).mean()) for k in ks}

@@ -1,9 +1,6 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,7 +21,6 @@ from transformers import (
 )
 
 from sparsight import CrateBackbone, CrateConfig, CrateForImageClassification
-from sparsight.analysis.__main__ import main
 from sparsight.analysis.data import digits_images, folder_images, image_loader
 from sparsight.analysis.rate_reduction import coding_rate, compression_rate, layerwise_rate_reduction, record_layers
 
@@ -239,71 +235,25 @@ def test_folders_are_read_in_order(tmp_path):
         folder_images(tmp_path / "none")
 
 
+def test_only_the_images_asked_for_are_read(tmp_path):
+    for number in range(3):
+        Image.new("L", (8, 8), number).save(tmp_path / f"{number}.png")
+    data = (tmp_path / "2.png").read_bytes()
+    (tmp_path / "2.png").write_bytes(data[: len(data) // 2])
+    assert len(folder_images(tmp_path, limit=2)) == 2
+    with pytest.raises(ValueError, match=rf"{tmp_path / '2.png'}: cannot be read as an image \(.+\); repair or"):
+        folder_images(tmp_path)
+    (tmp_path / "2.png").write_text("a text")
+    with pytest.raises(ValueError, match=rf"{tmp_path / '2.png'}: cannot be read as an image"):
+        folder_images(tmp_path, limit=3)
+
+
 def test_image_loader_keeps_order_and_size():
     processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, do_normalize=False)
     images = [Image.new("RGB", (8, 8), (grey, grey, grey)) for grey in (0, 51, 255)]
     batches = list(image_loader(images, processor, batch_size=2))
     assert [tuple(batch.shape) for batch in batches] == [(2, 3, 8, 8), (1, 3, 8, 8)]
     torch.testing.assert_close(torch.cat(batches)[:, 0, 0, 0], torch.tensor([0, 0.2, 1]))
-
-
-@pytest.fixture
-def checkpoints(tmp_path) -> list[str]:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 8, "patch_size": 4}
-    torch.manual_seed(0)
-    vit = ViTForImageClassification(ViTConfig(intermediate_size=32, **sizes))
-    for name, model in (("crate", make_model()), ("vit", vit)):
-        model.save_pretrained(tmp_path / name)
-        ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path / name)
-    return [str(tmp_path / "crate"), str(tmp_path / "vit")]
-
-
-def test_command_line_prints_the_table_and_writes_the_figure(tmp_path, checkpoints):
-    figure = tmp_path / "figures" / "rates.png"
-    command = [sys.executable, "-m", "sparsight.analysis", "rate-reduction", *checkpoints]
-    process = subprocess.run(
-        [*command, "--dataset", "digits", "--num_images", "40", "--output", figure],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLCONFIGDIR": str(tmp_path)},
-    )
-    model = CrateForImageClassification.from_pretrained(checkpoints[0])
-    loader = image_loader(digits_images()[0][:40], ViTImageProcessorPil.from_pretrained(checkpoints[0]))
-    header, *lines, last = process.stdout.splitlines()
-    assert header.split()[:2] == ["checkpoint", "layer"]
-    assert [line.split()[:2] for line in lines] == [
-        *([checkpoints[0], str(number)] for number in (1, 2, 3)),
-        *([checkpoints[1], str(number)] for number in (1, 2)),
-    ]
-    for line, layer in zip(lines, layerwise_rate_reduction(model, loader), strict=False):
-        _, _, mean, _, std, share, *_ = line.split()
-        assert float(mean) == pytest.approx(layer.compression_rate_mean, abs=2e-3)
-        assert float(std) == pytest.approx(layer.compression_rate_std, abs=2e-3)
-        assert float(share.rstrip("%")) / 100 == pytest.approx(layer.nonzero_share_mean, abs=2e-4)
-    assert last == f"figure: {figure}"
-    with Image.open(figure) as image:
-        assert image.size == (1500, 600)
-
-
-def test_command_line_measures_random_initialisation_of_a_folder(tmp_path, checkpoints, capsys):
-    (tmp_path / "images").mkdir()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(
-        tmp_path / "images/a.png"
-    )
-    arguments = ["rate-reduction", checkpoints[0], "--dataset", str(tmp_path / "images"), "--random_init"]
-    assert main([*arguments, "--output", str(tmp_path / "rates.svg")]) == 0
-    names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:-1]]
-    assert names == [checkpoints[0]] * 3 + [f"{checkpoints[0]} (random)"] * 3
-    svg = (tmp_path / "rates.svg").read_text()
-    assert svg.startswith("<?xml")
-
-
-def test_command_line_says_what_is_wrong(tmp_path, checkpoints, capsys):
-    arguments = ["rate-reduction", checkpoints[0], "--output", str(tmp_path / "rates.png")]
-    assert main([*arguments, "--dataset", str(tmp_path / "none")]) == 2
-    assert f"no images below {tmp_path / 'none'}" in capsys.readouterr().err
-    assert not (tmp_path / "rates.png").exists()
 
 
 def test_plots_show_the_matrices_of_the_model():

@@ -20,9 +20,10 @@ from transformers import (
     ViTModel,
 )
 
+from crate_testing import make_model
 from helpers import randomize
 from sparsight import JSReLU
-from sparsight.analysis.sparsity import SparsityMeter, TrainingSparsity, find_mlp_activations
+from sparsight.analysis.sparsity import SparsityMeter, TrainingSparsity, find_mlp_activations, make_meter
 
 
 LAYERS = ["vit.layers.0.mlp", "vit.layers.1.mlp"]
@@ -129,6 +130,83 @@ def test_encoder_and_decoder_have_their_own_masks():
         )
     tokens = meter.compute().num_tokens
     assert {name.split(".")[0]: count for name, count in tokens.items()} == {"encoder": 9, "decoder": 5}
+
+
+def test_results_of_one_stack(sparse_vit, pixel_values):
+    with SparsityMeter(sparse_vit) as meter:
+        sparse_vit(pixel_values)
+    sparsity = meter.compute()
+    assert sparsity.to_results() == {
+        "nonzero_share": sparsity.nonzero_share,
+        "nonzero_share_per_layer": [sparsity.nonzero_share_per_layer[name] for name in LAYERS],
+        "derivative_nonzero_share": sparsity.derivative_nonzero_share,
+        "derivative_nonzero_share_per_layer": [sparsity.derivative_nonzero_share_per_layer[name] for name in LAYERS],
+        "num_tokens": 51,
+    }
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+def test_results_of_an_encoder_decoder(activation):
+    sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_decoder_layers": 1}
+    config = T5Config(**sizes, num_heads=2, decoder_start_token_id=0, feed_forward_proj=activation)
+    model = randomize(T5ForConditionalGeneration(config), std=2.0)
+    with SparsityMeter(model) as meter:
+        model(input_ids=torch.randint(1, 50, (2, 6)), decoder_input_ids=torch.randint(1, 50, (2, 4)))
+    sparsity = meter.compute()
+    layers = {
+        "encoder": [f"encoder.block.{index}.layer.1.DenseReluDense" for index in range(2)],
+        "decoder": ["decoder.block.0.layer.2.DenseReluDense"],
+    }
+    expected = {
+        "nonzero_share": sparsity.nonzero_share,
+        "derivative_nonzero_share": sparsity.derivative_nonzero_share,
+        "num_encoder_tokens": 12,
+        "num_decoder_tokens": 8,
+    }
+    for side, names in layers.items():
+        expected[f"{side}_nonzero_share_per_layer"] = [sparsity.nonzero_share_per_layer[name] for name in names]
+        derivatives = [sparsity.derivative_nonzero_share_per_layer[name] for name in names]
+        expected[f"{side}_derivative_nonzero_share_per_layer"] = derivatives
+    assert sparsity.to_results() == expected
+    assert (sparsity.nonzero_share == sparsity.derivative_nonzero_share) == (activation == "relu")
+
+
+def test_results_of_a_wrapped_encoder_decoder(sparse_t5):
+    model = get_peft_model(sparse_t5, LoraConfig(r=2, target_modules=["wi"]))
+    with SparsityMeter(model) as meter:
+        model(input_ids=torch.randint(1, 50, (2, 6)), decoder_input_ids=torch.randint(1, 50, (2, 4)))
+    results = meter.compute().to_results()
+    assert [len(results[f"{side}_nonzero_share_per_layer"]) for side in ("encoder", "decoder")] == [2, 2]
+    assert "nonzero_share_per_layer" not in results
+
+
+@pytest.mark.parametrize(
+    ("activation", "counted"),
+    [("relu", True), ("jsrelu", True), ("relu6", False), ("gelu", False), ("silu", False)],
+)
+def test_meters_without_derivatives_watch_rectifiers_only(tiny_vit, pixel_values, activation, counted):
+    model = randomize(ViTForImageClassification(ViTConfig(**tiny_vit, hidden_act=activation)))
+    assert list(make_meter(model).activations) == LAYERS
+    meter = make_meter(model, derivatives=False)
+    assert (meter is not None) == counted
+    if counted:
+        whole = make_meter(model)
+        with meter, whole:
+            model(pixel_values)
+        assert meter.compute() == whole.compute()
+
+
+def test_meters_without_derivatives_of_our_families(sparse_vit):
+    crate = make_model()  # the output of ISTA is a rectifier's
+    for model in (sparse_vit, crate):
+        assert list(make_meter(model, derivatives=False).activations) == list(make_meter(model).activations)
+    mixed = nn.ModuleList([nn.Sequential(nn.Linear(4, 6), activation()) for activation in (nn.ReLU, nn.GELU)])
+    assert list(make_meter(mixed, derivatives=False).activations) == ["0"]
+
+
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_models_without_activations_have_no_meter(derivatives):
+    assert make_meter(nn.Sequential(nn.Linear(3, 4)), derivatives) is None
 
 
 def test_finds_mlps_of_other_architectures(tiny_vit):

@@ -3,17 +3,21 @@
 import ast
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model
+from transformers import ViTConfig, ViTForImageClassification
 
-from helpers import snapshot
+from helpers import TINY_VIT, snapshot
 from hub_testing import FAMILIES, tiny_config, tiny_models
-from sparsight import SparseViTForImageClassification
+from sparsight import CrateForImageClassification, SparseViTForImageClassification
 from sparsight.hub_cards import CardError, make_model_card, write_model_card
 from sparsight.hub_cards.__main__ import main
 from sparsight.hub_cards.model_card import TEMPLATES
+from sparsight.hub_cards.results import layer_shares
 
 
 # https://huggingface.co/docs/hub/model-cards and the template of huggingface_hub.
@@ -33,6 +37,8 @@ ARGUMENTS = {
     "model_name_or_path": None,
     "dataset": "ILSVRC/imagenet-1k",
     "learning_rate": 0.00321,
+    "weight_decay": 0.5,
+    "shown_on_card": ["recipe", "learning_rate"],
     "command": "accelerate launch training/train_image_classification.py --recipe tiny",
     "hub_model_id": "org/tiny",
     "model": {},
@@ -120,9 +126,9 @@ def test_every_number_is_one_of_the_results(folder):
     }  # fmt: skip
     assert "54,321 parameters" in card
     assert ARGUMENTS["command"] in card
-    assert "| learning_rate | 0.00321 |" in card
-    assert "| num_steps | 77 |" in card
-    assert "| seed | 5 |" in card
+    rows = ["num_steps | 77", "recipe | tiny", "learning_rate | 0.00321", "seed | 5"]
+    assert "\n| --- | ---: |\n" + "".join(f"| {row} |\n" for row in rows) + "\n" in card
+    assert "- The share of non-zero activations is a count." in card
     assert '"org/tiny", trust_remote_code=True' in card
     assert "sparsity.png" not in card
 
@@ -136,12 +142,14 @@ def test_settings_that_counted(tmp_path):
         "label_smoothing": 0.0,
         "lora_rank": None,
     }
+    settings["shown_on_card"] = [*settings, "unknown"]
     card = describe(tmp_path, ARGUMENTS | settings, RESULTS | {"seed": 0})
     assert "| num_epochs | 3.0 |" in card
     assert "| label_smoothing | 0.0 |" in card
     assert "| seed | 0 |" in card
     assert "restrict_layer_norms" not in card
     assert "lora_rank" not in card
+    assert "unknown" not in card
     assert "num_epochs" not in describe(tmp_path, ARGUMENTS | settings | {"max_steps": 77})
 
 
@@ -149,6 +157,7 @@ def test_what_nobody_measured_is_left_out(folder):
     card = describe(folder, arguments=None, results=None)
     check_text(card)
     assert set(metadata(card)) <= {"library_name", "license", "pipeline_tag", "tags"}
+    assert "non-zero" not in card
     assert "## Results" not in card
     assert "## How it was trained" not in card
     assert "No evaluation came with this checkpoint." in card
@@ -166,8 +175,69 @@ def test_layers_of_encoder_and_decoder_stand_apart(folder):
     shares = {"encoder_nonzero_share_per_layer": [0.5, 0.25], "decoder_nonzero_share_per_layer": [0.125]}
     card = describe(folder, results={"loss": 3.5, "eval_split": "test", **shares})
     check_text(card)
+    assert re.findall(r"^\| (\w+ \d) \|", card, flags=re.MULTILINE) == ["encoder 1", "encoder 2", "decoder 1"]
     for row in ("| encoder 1 | 50.00% |", "| encoder 2 | 25.00% |", "| decoder 1 | 12.50% |"):
         assert row in card
+
+
+def test_sparsity_is_a_word_only_where_it_was_measured(folder):
+    (folder / "sparsity.png").touch()
+    results = {"accuracy": 0.5, "num_examples": 10, "nonzero_share": None, "nonzero_share_per_layer": []}
+    card = describe(folder, results=results | {"eval_split": "test"})
+    check_text(card)
+    assert "activation_sparsity" not in metadata(card)["metrics"]
+    for word in ("non-zero activations", "sparsity.png"):
+        assert word not in card
+        assert word in describe(folder, results=results | {"nonzero_share": 0.25})
+
+
+def test_tags_say_what_a_family_is_made_for(folder):
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    own = "white-box" if model_type == "crate" else "activation-sparsity"
+    assert metadata(describe(folder))["tags"] == ["sparsight", model_type, own]
+
+
+def test_tags_of_other_models(tmp_path):
+    ViTForImageClassification(ViTConfig(**TINY_VIT)).save_pretrained(tmp_path)
+    card = describe(tmp_path)
+    check_text(card)
+    assert metadata(card)["tags"] == ["sparsight", "vit"]
+
+
+def test_without_a_list_of_settings_the_card_shows_the_command_alone(folder):
+    """As for models that earlier releases wrote."""
+    card = describe(folder, {name: value for name, value in ARGUMENTS.items() if name != "shown_on_card"})
+    check_text(card)
+    assert ARGUMENTS["command"] in card
+    assert "| setting |" not in card
+    assert "0.00321" not in card
+
+
+def test_a_card_that_cannot_be_written_leaves_the_old_one(folder, monkeypatch):
+    describe(folder)
+    before = snapshot(folder)
+
+    def full_disk(self, path):
+        Path(path).write_text("half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ModelCard, "save", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write_model_card(folder)
+    assert snapshot(folder) == before
+
+
+def test_layer_shares_reads_any_stack():
+    shares = {
+        "nonzero_share_per_layer": [0.5, 0.25],
+        "derivative_nonzero_share_per_layer": [0.1, 0.1],
+        "text_decoder_nonzero_share_per_layer": [0.75],
+        "text_decoder_derivative_nonzero_share_per_layer": [0.1],
+        "encoder_nonzero_share_per_layer": None,
+        "nonzero_share": 0.5,
+    }
+    assert list(layer_shares(shares).items()) == [("layer 1", 0.5), ("layer 2", 0.25), ("text decoder 1", 0.75)]
+    assert layer_shares({"loss": 1.0}) == {}
 
 
 def test_without_code_there_is_one_way_to_load(folder):
@@ -182,7 +252,7 @@ def test_without_code_there_is_one_way_to_load(folder):
 def test_a_finetuned_model_beside_what_it_was(tmp_path):
     SparseViTForImageClassification(tiny_config("sparse_vit")).save_pretrained(tmp_path)
     arguments = ARGUMENTS | {"model_name_or_path": "google/vit-base-patch16-224", "hub_model_id": None}
-    shares = {"before": 0.4, "lora": 0.41, "recipe": 0.12}
+    shares = {"before": 0.4, "lora": 0.41, "method": 0.12, "recipe": 0.12}
     results = {
         name: {"accuracy": 0.9, "num_examples": 10, "nonzero_share": share, "nonzero_share_per_layer": [share] * 2}
         for name, share in shares.items()
@@ -194,7 +264,9 @@ def test_a_finetuned_model_beside_what_it_was(tmp_path):
     assert "license" not in values
     assert [metric["value"] for metric in values["model-index"][0]["results"][0]["metrics"]] == [0.9, 0.12]
     assert "|  | before finetuning | plain LoRA | this model |" in card
-    assert "| 2 | 40.00% | 41.00% | 12.00% |" in card
+    assert "| layer 2 | 40.00% | 41.00% | 12.00% |" in card
+    del results["method"]  # as earlier releases wrote it
+    assert describe(tmp_path, arguments, results | {"eval_split": "validation", "seed": 0}) == card
 
 
 @pytest.mark.parametrize("place", ["./images", "/data/images", "images", "digits", "data/images"])
@@ -216,8 +288,19 @@ def test_adapter(tmp_path):
     check_text(card)
     values = metadata(card)
     assert (values["library_name"], values["base_model_relation"]) == ("peft", "adapter")
+    assert values["tags"] == ["sparsight", "sparse_vit", "activation-sparsity"]
+    assert "finetuned for activation sparsity" in card
     assert "import_allowlist=[\"sparsight\"], hidden_act='jsrelu', zeroth_bias=True)" in card
     assert "[More Information Needed]" not in card
+
+
+def test_adapter_of_a_family_that_is_not_made_for_sparsity(tmp_path):
+    model = CrateForImageClassification(tiny_config("crate"))
+    get_peft_model(model, LoraConfig(r=2, target_modules=["o_proj"])).save_pretrained(tmp_path)
+    card = describe(tmp_path, results=None)
+    check_text(card)
+    assert metadata(card)["tags"] == ["sparsight", "crate", "white-box"]
+    assert "sparsity" not in card
 
 
 def test_command_rewrites_the_card_and_nothing_else(folder, capsys):
@@ -237,6 +320,16 @@ BAD = {
     "unknown type": ('{"model_type": "sparse_vti"}', "is of no known model type ('sparse_vti')"),
     "nonsense": ('{"model_type": "sparse_vit", "activation_mix": 7}', "`activation_mix` must lie in [0, 1]"),
 }
+
+
+def test_settings_to_show_must_be_names(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "sparse_vit"}')
+    for shown in ("recipe", [["recipe"]]):
+        (tmp_path / "arguments.json").write_text(json.dumps({"shown_on_card": shown}))
+        assert main([str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"arguments.json: shown_on_card must be a list of names of its other keys, and is {shown!r}" in line
+    assert not (tmp_path / "README.md").exists()
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -1,15 +1,20 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer as T5 has it, trained on the data at hand."""
+"""Tokenizers with sentinels, as T5 has them: loaded, or trained on the data at hand."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tokenizers.trainers import UnigramTrainer
-from transformers import PreTrainedTokenizerBase, T5Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Tokenizer
+
+from sparsight.configuration.messages import single_line
+from sparsight.training.engine.places import is_here
 
 
 NUM_SENTINELS = 100
+# A Unigram tokenizer's vocabulary settles long before, and its trainer holds the text several times over.
+MAX_CHARACTERS = 50_000_000
 _SPECIAL_TOKENS = ["<pad>", "</s>", "<unk>"]
 
 
@@ -55,3 +60,40 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> T5Tokenizer:
     sentinels = [(sentinel_token(index), 0.0) for index in reversed(range(NUM_SENTINELS))]
     special = [(token, 0.0) for token in _SPECIAL_TOKENS]
     return T5Tokenizer(vocab=[*special, *pieces, *sentinels], extra_ids=NUM_SENTINELS)
+
+
+def train_tokenizer_on_rows(rows: Iterable[dict[str, str]], vocab_size: int) -> T5Tokenizer:
+    """[`train_tokenizer`] on the first rows of a data set with a column `text`, up to [`MAX_CHARACTERS`]."""
+    return train_tokenizer(_first_texts(rows, MAX_CHARACTERS), vocab_size)
+
+
+def _first_texts(rows: Iterable[dict[str, str]], num_characters: int) -> Iterator[str]:
+    for row in rows:
+        num_characters -= len(row["text"])
+        if num_characters < 0:
+            return
+        yield row["text"]
+
+
+def load_tokenizer(name: str, argument: str = "tokenizer_name") -> PreTrainedTokenizerBase:
+    """A tokenizer with sentinels, from a folder or the Hub.
+
+    Args:
+        name: what the user gave.
+        argument: by which.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    is_here(argument, name, "folder", "one with a tokenizer, or one of the Hub")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{argument}: cannot load a tokenizer from {name} ({single_line(error)})") from error
+    num_sentinels = len(find_sentinel_ids(tokenizer))
+    if not num_sentinels:
+        raise ValueError(f"{argument}: {name} has no sentinels <extra_id_0>, ...; give a T5 tokenizer")
+    # For a T5 without tokenizer files, transformers makes up one of special tokens and the space.
+    if len(tokenizer) <= num_sentinels + 4:
+        raise ValueError(f"{argument}: {name} has no tokenizer; give --tokenizer_name")
+    return tokenizer

@@ -15,9 +15,12 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HTTPError
 
 from sparsight.analysis.plots import plot_sparsity, save_figure
+from sparsight.configuration.messages import single_line
 from sparsight.hub_cards.model_card import FIGURE, write_model_card
-from sparsight.training.arguments import LoopArguments, UsageError
-from sparsight.training.run_folder import ARGUMENTS_FILE, write_json
+from sparsight.modeling.files import write_json
+from sparsight.training.command_line.arguments import Settings
+from sparsight.training.engine.loop_arguments import LoopArguments
+from sparsight.training.engine.run_folder import ARGUMENTS_FILE, RESULTS_FILE
 
 
 logger = logging.getLogger(__name__)
@@ -26,28 +29,28 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER = (1, 4, 16)
 _CONNECTION_ERRORS = (HTTPError, OSError, RuntimeError)  # a RuntimeError is what huggingface_hub wraps uploads in
 
-# Arguments that are about this machine's folders, and tell others nothing.
-_LOCAL = ("output_dir", "overwrite", "resume_from_checkpoint")
-
 
 def document_model(
     folder: Path,
-    settings: dict[str, Any],
-    results: dict[str, Any] | None = None,
-    nonzero_shares: Mapping[str, Sequence[float]] | None = None,
+    settings: Settings,
+    results: Mapping[str, Any] | None = None,
+    shares: Mapping[str, Sequence[float]] | None = None,
+    **other_settings: Any,
 ) -> None:
-    """Write the arguments, the results, a figure of the sparsity and the model card beside a model's weights.
+    """Write the settings, the results, a figure of the sparsity and the model card beside a model's weights.
 
     Args:
-        settings: all arguments of the run.
+        settings: of the run; those about this machine's folders are left out.
         results: what `results.json` holds; without them the card has no numbers.
-        nonzero_shares: what the figure shows, see [`plot_sparsity`]; models without shares are left out.
+        shares: what the figure shows, see [`plot_sparsity`]; models without shares are left out.
+        other_settings: that are others for this model.
     """
-    write_json(folder / ARGUMENTS_FILE, {name: value for name, value in settings.items() if name not in _LOCAL})
+    values = {name: value for name, value in settings.values().items() if name not in settings.names("local")}
+    write_json(folder / ARGUMENTS_FILE, {**values, **other_settings, "shown_on_card": settings.names("on_card")})
     if results is not None:
-        write_json(folder / "results.json", results)
-    if shares := {name: layers for name, layers in (nonzero_shares or {}).items() if layers}:
-        save_figure(plot_sparsity(shares), folder / FIGURE)
+        write_json(folder / RESULTS_FILE, results)
+    if measured := {name: layers for name, layers in (shares or {}).items() if layers}:
+        save_figure(plot_sparsity(measured), folder / FIGURE)
     write_model_card(folder)
 
 
@@ -55,7 +58,7 @@ def create_repository(arguments: LoopArguments) -> None:
     """Create the repository, and the branch, where `--push_to_hub` asks for one that is not there yet.
 
     Raises:
-        UsageError: if the Hub refuses or cannot be reached, so that a run fails before it has trained.
+        ValueError: if the Hub refuses or cannot be reached, so that a run fails before it has trained.
     """
     if not arguments.push_to_hub:
         return
@@ -76,7 +79,7 @@ def push_folder(folder: Path, arguments: LoopArguments, commit_message: str, req
         required: raise where it fails; otherwise warn, as the training goes on and another push follows.
 
     Raises:
-        UsageError: if the Hub refuses, or the connection broke again at the last try.
+        ValueError: if the Hub refuses, or the connection broke again at the last try.
     """
     api = HfApi(library_name="sparsight")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -105,9 +108,9 @@ def _is_refused(error: Exception) -> bool:
     return getattr(getattr(error, "response", None), "status_code", None) in (400, 401, 403, 404)
 
 
-def _refusal(arguments: LoopArguments, error: Exception) -> UsageError:
-    message = " ".join(str(error).split())[:300]
+def _refusal(arguments: LoopArguments, error: Exception) -> ValueError:
+    message = single_line(error)
     way_out = "log in with `hf auth login` as one who may write there"
     if not _is_refused(error):
         way_out = "when the Hub is within reach, run this again or push the model's folder with `hf upload`"
-    return UsageError(f"--hub_model_id: cannot push to {arguments.hub_model_id} ({message}); {way_out}")
+    return ValueError(f"hub_model_id: cannot push to {arguments.hub_model_id} ({message}); {way_out}")

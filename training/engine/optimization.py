@@ -1,0 +1,70 @@
+# Copyright 2026 The sparsight authors.
+# SPDX-License-Identifier: Apache-2.0
+"""From arguments to accelerator, optimizer and the plan of the steps."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
+from timm.optim import create_optimizer_v2, get_optimizer_info, param_groups_weight_decay
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers.utils.logging import disable_progress_bar
+
+from sparsight.configuration.messages import single_line
+from sparsight.training.engine.batches import find_order
+from sparsight.training.engine.loop_arguments import LoopArguments
+
+
+def make_accelerator(arguments: LoopArguments) -> Accelerator:
+    """An accelerator for the training loop, which accumulates gradients itself.
+
+    Raises:
+        ValueError: if the tracker or the precision is not to be had here.
+    """
+    disable_progress_bar()  # transformers would draw one for each checkpoint, through the run's own
+    try:
+        return Accelerator(
+            mixed_precision=arguments.mixed_precision,
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
+            log_with=None if arguments.report_to == "none" else arguments.report_to,
+            project_dir=arguments.output_dir,
+        )
+    except ValueError as error:
+        name = "mixed_precision" if "precision" in str(error) else "report_to"
+        raise ValueError(f"{name}: {single_line(error)}") from error
+
+
+def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
+    """The optimizer, without weight decay on norm scales, biases and zeroth biases."""
+    info = get_optimizer_info(arguments.optimizer)
+    groups = param_groups_weight_decay(model, arguments.weight_decay, no_weight_decay_list=("*zeroth_bias*",))
+    betas = {"betas": (arguments.adam_beta1, arguments.adam_beta2)} if info.has_betas else {}
+    return create_optimizer_v2(groups, arguments.optimizer, lr=arguments.learning_rate, **betas)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many optimizer steps there are.
+
+    Attributes:
+        num_steps: in all.
+        eval_steps: from one evaluation to the next.
+        warmup_steps: over which the learning rate rises.
+    """
+
+    num_steps: int
+    eval_steps: int
+    warmup_steps: int
+
+    @classmethod
+    def of(cls, loader: DataLoader, arguments: LoopArguments) -> "Plan":
+        """The plan for the batches of a training loader."""
+        steps_per_epoch = find_order(loader).steps_per_epoch
+        return cls(
+            num_steps=arguments.max_steps or math.ceil(arguments.num_epochs * steps_per_epoch),
+            eval_steps=max(1, round(arguments.eval_epochs * steps_per_epoch)),
+            warmup_steps=arguments.warmup_steps or round(arguments.warmup_epochs * steps_per_epoch),
+        )
