@@ -43,8 +43,7 @@ def layer_shares(results: Mapping[str, Any]) -> dict[str, float]:
     """Share of non-zero activations of each layer, in [0, 1], by the label of the layer.
 
     Read from every key that ends in `nonzero_share_per_layer`, in the order of the keys: `nonzero_share_per_layer`
-    gives "layer 1", "layer 2", …, and `encoder_nonzero_share_per_layer` gives "encoder 1", …. Shares of derivatives are
-    left out.
+    gives "layer 1", "layer 2", …; `encoder_nonzero_share_per_layer` gives "encoder 1", …. Derivatives are left out.
 
     Args:
         results: of one model. What was not measured may be missing, None or empty.

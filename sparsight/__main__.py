@@ -27,6 +27,11 @@ COMMANDS = {
         "write the model card of a checkpoint anew",
         "outputs/crate_digits/model",
     ),
+    "tables": Command(
+        "sparsight.hub_cards.documents",
+        "make the tables of results in Markdown files anew",
+        "README.md docs/*.md",
+    ),
 }
 
 

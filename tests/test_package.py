@@ -1,22 +1,16 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The package as a whole: its floors, its import, the wheel, and what README promises."""
+"""The package as a whole: its floors, its import and the wheel."""
 
 import ast
-import importlib
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from helpers import ROOT, TINY_VIT, run_python
-from sparsight.training.arguments import LoopArguments
 
 
 FLOORS = {
@@ -27,7 +21,6 @@ FLOORS = {
     "hub_cards": {"configuration", "modeling", "hub_cards"},
     "training": {"configuration", "modeling", "analysis", "hub_cards", "training"},
 }
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def imports(path: Path) -> set[str]:
@@ -108,69 +101,6 @@ def test_the_wheel_holds_all_that_the_scripts_need(tmp_path):
         installed = site / "sparsight" / source
         assert expected
         assert expected == {path.relative_to(installed) for path in installed.glob(target)}
-
-
-# --- README ----------------------------------------------------------------------------------------------------------
-
-
-def test_readme_begins_with_the_two_commands():
-    commands = re.findall(r"^(pip install .*)$", README, flags=re.MULTILINE)
-    assert commands[:2] == [
-        'pip install -e ".[train]" && accelerate launch training/finetune_sparsity.py',
-        'pip install -e ".[train,test]" && pytest',
-    ]
-    assert commands[1] in README[:1500]
-
-
-def test_readme_names_files_that_exist():
-    for path in re.findall(r"(?:training|benchmarks|metrics|analysis|modeling)/[\w/]+\.(?:py|yaml)", README):
-        assert (ROOT / path).is_file(), path
-    for link in re.findall(r"\]\((?!https?:|#)([^)]+)\)", README):
-        assert (ROOT / link).exists(), link
-
-
-@pytest.fixture
-def readme_folder(tmp_path):
-    """What README's examples load: a ViT and an image, in small."""
-    config = ViTConfig(**{**TINY_VIT, "image_size": 224, "patch_size": 32})
-    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
-    ViTImageProcessor().save_pretrained(tmp_path / "vit")
-    pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "cat.jpg")
-    return tmp_path
-
-
-def test_readme_examples_run(readme_folder):
-    """All Python blocks, one after the other, with the checkpoint of the Hub replaced by a small one."""
-    blocks = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 3
-    code = "\n".join(blocks).replace("google/vit-base-patch16-224", "vit").replace('"metrics/', f'"{ROOT}/metrics/')
-    done = run_python("-c", code, cwd=readme_folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_readme_commands_are_accepted(monkeypatch):
-    """Every command line of ours in README, by its script, up to where the work would begin."""
-
-    class Parsed(Exception):
-        pass
-
-    def run(*parsed):
-        for arguments in parsed:
-            if isinstance(arguments, LoopArguments):
-                arguments.check()
-        raise Parsed
-
-    commands = re.findall(r"^accelerate launch training/(\w+)\.py(.*)$", README, flags=re.MULTILINE)
-    assert len(commands) > 9
-    for script, line in commands:
-        module = importlib.import_module(f"sparsight.training.{script}")
-        monkeypatch.setattr(module, "run", run)
-        with pytest.raises(Parsed):
-            module.main(line.split())
-    for script, line in re.findall(r"python benchmarks/(\w+)\.py([^`\n]*)", README):
-        text = (ROOT / "benchmarks" / f"{script}.py").read_text()
-        assert all(f'"{flag}"' in text for flag in line.split() if flag.startswith("--"))
 
 
 def test_every_file_has_its_licence():
