@@ -5,17 +5,14 @@
     python benchmarks/bench_sparsity_meter.py
     python benchmarks/bench_sparsity_meter.py --size base --batch_size 4
 
-Both kinds of step alternate within one run; the ratio is that of their medians.
+The ratio says how many times as long a step takes with the meter on.
 """
 
-import argparse
 import contextlib
-import statistics
-import time
 
 import torch
-from tqdm import tqdm
 
+from protocol import Benchmark, Side, at_least, make_parser
 from sparsight import SparseViTConfig, SparseViTForImageClassification
 from sparsight.analysis.sparsity import SparsityMeter
 
@@ -35,45 +32,44 @@ SIZES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="digits", help="Size of the Sparse ViT.")
-    parser.add_argument("--batch_size", type=int, default=64, help="Images a step.")
-    parser.add_argument("--steps", type=int, default=200, help="Steps of each kind.")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="Where to run.")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="Threads on the CPU.")
-    args = parser.parse_args()
+    parser = make_parser(__doc__, repeats=200, warm_up=5)
+    parser.add_argument("--size", choices=SIZES, default="digits", help="Of the Sparse ViT (default: %(default)s).")
+    parser.add_argument("--batch_size", type=at_least(1), default=64, help="Images a step (default: %(default)s).")
+    options = parser.parse_args()
 
-    torch.set_num_threads(args.threads)
+    benchmark = Benchmark(options)
+    device, batch_size = benchmark.device, options.batch_size
     torch.manual_seed(0)
-    config = SparseViTConfig(num_labels=10, **SIZES[args.size])
-    model = SparseViTForImageClassification(config).to(args.device).train()
+    config = SparseViTConfig(num_labels=10, **SIZES[options.size])
+    model = SparseViTForImageClassification(config).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    pixel_values = torch.randn(args.batch_size, 3, config.image_size, config.image_size, device=args.device)
-    labels = torch.randint(10, (args.batch_size,), device=args.device)
+    pixel_values = torch.randn(batch_size, 3, config.image_size, config.image_size).to(device)
+    labels = torch.randint(10, (batch_size,)).to(device)
     meter = SparsityMeter(model)
 
-    def step(context: contextlib.AbstractContextManager) -> float:
-        start = time.perf_counter()
+    def loss_and_gradients(context: contextlib.AbstractContextManager) -> list[torch.Tensor]:
+        optimizer.zero_grad()
         with context:
             loss = model(pixel_values, labels=labels).loss
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if args.device != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter() - start
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
 
-    for _ in range(5):
-        step(contextlib.nullcontext())
-        step(meter)
-    times = [(step(contextlib.nullcontext()), step(meter)) for _ in tqdm(range(args.steps), leave=False)]
-    off, on = (statistics.median(column) for column in zip(*times, strict=True))
-    print(
-        f"Sparse ViT {args.size}, batch {args.batch_size}, {args.device}, {args.threads} threads, {args.steps} steps"
+    def step(context: contextlib.AbstractContextManager) -> None:
+        loss_and_gradients(context)
+        optimizer.step()
+
+    def agree() -> None:
+        """The meter changes nothing, and has counted every token."""
+        torch.testing.assert_close(loss_and_gradients(meter), loss_and_gradients(contextlib.nullcontext()))
+        num_tokens = batch_size * ((config.image_size // config.patch_size) ** 2 + 1)
+        counted = meter.compute().num_tokens
+        if counted != dict.fromkeys(meter.activations, num_tokens):
+            raise AssertionError(f"a step has {num_tokens} tokens a layer, and the meter counted {counted}")
+
+    without = Side("without meter", lambda: step(contextlib.nullcontext()))
+    benchmark.compare(
+        f"Sparse ViT {options.size}, batch {batch_size}", without, Side("with meter", lambda: step(meter)), agree
     )
-    print(f"without meter {off * 1e3:8.2f} ms")
-    print(f"with meter    {on * 1e3:8.2f} ms")
-    print(f"ratio         {on / off:8.3f}")
 
 
 if __name__ == "__main__":

@@ -1,40 +1,60 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of the data side of T5 pretraining, against what the model consumes on the CPU.
+"""How far the data side of T5 pretraining is ahead of the model, on the CPU.
 
     python benchmarks/bench_t5_data.py --recipe sparse_t5_stdlib
 
-The data side is the loader of the training loop on its own, in one process; a stream is also tokenized and packed on
-the way. The model consumes a batch in a forward and a backward pass and an optimizer step. Both count encoder and
-decoder tokens, in seconds of CPU time on one thread, so that others on the machine do not count. The model is then
-taken to be as many times faster as it has `--cores`, the loader to have but one. The two run in turn, `--rounds`
-times; medians are reported with the spread.
+The data side is the loader of the training loop on its own, in this process; a stream is also tokenized and packed on
+the way. The model consumes a batch in a forward and a backward pass and an optimizer step. Both count CPU time on one
+thread, so that others on the machine do not count. The ratio is therefore also the number of cores up to which one
+core of loading keeps the model busy, however well the model scales.
+
+All other arguments are those of training/pretrain_t5.py: the recipe, the data and the model.
 """
 
-import json
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import torch
 from accelerate import Accelerator
 
-from sparsight.training import pretrain_t5
-from sparsight.training.arguments import LoopArguments, argument, exit_on_usage_error, parse_arguments, require
-from sparsight.training.language_modeling import make_compute_loss
-from sparsight.training.loop import make_optimizer
-from sparsight.training.text_data import TextArguments, load_texts
-from sparsight.training.text_examples import make_train_loader
+from protocol import Benchmark, Side, at_least, make_parser
+from sparsight.training.command_line.arguments import Settings, parse_arguments
+from sparsight.training.command_line.errors import one_line_errors
+from sparsight.training.engine.loop_arguments import LoopArguments
+from sparsight.training.engine.models import ModelArguments
+from sparsight.training.engine.optimization import make_optimizer
+from sparsight.training.methods import MethodArguments
+from sparsight.training.tasks.denoising import TextDenoising
 
 
-@dataclass
-class BenchmarkArguments:
-    """What to measure."""
+CLASSES = (ModelArguments, MethodArguments, TextDenoising.arguments_class, LoopArguments)
 
-    seconds: float = argument("CPU time of each measurement.", 5.0)
-    rounds: int = argument("Measurements of each kind.", 5)
-    cores: int = argument("Cores that the model runs on, at perfect scaling.", 2)
+
+def make_calls(args: list[str]) -> tuple[Callable[[], int], Callable[[], int]]:
+    """What the loader does for a batch and what the model does with one; each returns the tokens it has handled.
+
+    Args:
+        args: the command line of a pretraining.
+    """
+    start, method, text, loop = parse_arguments(CLASSES, args, __doc__, TextDenoising.default_recipe)
+    start.model_type = start.model_type or TextDenoising.default_model_type
+    loop.num_workers = 0  # the clock sees this process only
+    Settings(start, method, text, loop).check()
+    task = TextDenoising(text, loop)
+    model, tokenizer = task.make_model(start)
+    task.prepare(model, tokenizer, Accelerator(cpu=True))
+    model.train()
+    optimizer = make_optimizer(model, loop)
+    batches = iter(task.train_loader)
+    batch = next(batches)
+
+    def consume() -> int:
+        task.compute_loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return count_tokens(batch)
+
+    return lambda: count_tokens(next(batches)), consume
 
 
 def count_tokens(batch: dict[str, torch.Tensor]) -> int:
@@ -42,53 +62,31 @@ def count_tokens(batch: dict[str, torch.Tensor]) -> int:
     return batch["input_ids"].numel() + batch["labels"].numel()
 
 
-def measure(step: Callable[[], int], seconds: float) -> float:
-    """Tokens per second of CPU time of `step`, which returns how many it has handled."""
-    step()
-    tokens, start = 0, time.process_time()
-    while (elapsed := time.process_time() - start) < seconds:
-        tokens += step()
-    return tokens / elapsed
-
-
-@exit_on_usage_error
-def main(args: list[str] | None = None) -> None:
-    arguments, text, loop, benchmark = parse_arguments(
-        (pretrain_t5.ModelArguments, TextArguments, LoopArguments, BenchmarkArguments),
-        args,
-        __doc__,
-        pretrain_t5.default_recipe,
+def main() -> None:
+    parser = make_parser(__doc__, device=False, clock="cpu")
+    parser.add_argument(
+        "--batches", type=at_least(1), default=500, help="Of the loader, a run (default: %(default)s)."
     )
-    require(benchmark.rounds >= 1, "rounds", "measure at least once")
-    loop.check()
-    text.check()
-    torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True)
-    texts = load_texts(text)
-    model, tokenizer = pretrain_t5.make_model(arguments, text, texts)
-    model.to(accelerator.device).train()
-    optimizer = make_optimizer(model, loop)
-    compute_loss = make_compute_loss(loop)
-    batches = iter(make_train_loader(texts, tokenizer, text, accelerator, loop))
-    batch = next(batches)
+    parser.add_argument("--steps", type=at_least(1), default=20, help="Of the model, a run (default: %(default)s).")
+    options, args = parser.parse_known_args()
 
-    def consume() -> int:
-        compute_loss(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return count_tokens(batch)
+    benchmark = Benchmark(options)
+    with one_line_errors(*CLASSES):
+        load, consume = make_calls(args)
+    num_tokens = consume()
 
-    sides = {"data": lambda: count_tokens(next(batches)), "model": consume}
-    rates = {side: [] for side in sides}
-    for _ in range(benchmark.rounds):
-        for side, step in sides.items():
-            rates[side].append(measure(step, benchmark.seconds))
-    rates["model"] = [benchmark.cores * rate for rate in rates["model"]]
-    medians = {side: statistics.median(values) for side, values in rates.items()}
-    for side, values in rates.items():
-        print(f"{side:5}: {medians[side]:12,.0f} tokens/s (from {min(values):,.0f} to {max(values):,.0f})")
-    print(f"ratio: {medians['data'] / medians['model']:12,.1f}")
-    print(json.dumps({"rates": rates, "cores": benchmark.cores, "recipe": arguments.recipe, **asdict(text)}))
+    def agree() -> None:
+        if (loaded := load()) != num_tokens:
+            raise AssertionError(f"the loader gives {loaded} tokens a batch, and the model takes {num_tokens}")
+
+    comparison = benchmark.compare(
+        f"T5, {num_tokens:,} tokens a batch",
+        Side("data", load, options.batches),
+        Side("model", consume, options.steps),
+        agree,
+    )
+    data, model = (num_tokens / seconds for seconds in comparison.medians)
+    print(f"tokens a second of CPU time: data {data:,.0f}, model {model:,.0f}")
 
 
 if __name__ == "__main__":
