@@ -88,11 +88,10 @@ class ActivationSparsity:
         """The counts as `results.json` has them; every list goes from the first layer to the last.
 
         Returns:
-            `nonzero_share` and `derivative_nonzero_share`, and of a model with one stack of layers
-            `nonzero_share_per_layer`, `derivative_nonzero_share_per_layer` and `num_tokens`, the tokens that each layer
-            saw. Of an encoder-decoder, which has layers in a module named `decoder`, these three once for each `side`
-            of `encoder` and `decoder`: `num_{side}_tokens`, `{side}_nonzero_share_per_layer` and
-            `{side}_derivative_nonzero_share_per_layer`.
+            `nonzero_share` and `derivative_nonzero_share`. For a model with one stack of layers also `num_tokens`, the
+            tokens that each layer saw, `nonzero_share_per_layer` and `derivative_nonzero_share_per_layer`. For an
+            encoder-decoder, which has layers in a module named `decoder`, these three for each side:
+            `num_{side}_tokens`, `{side}_nonzero_share_per_layer` and `{side}_derivative_nonzero_share_per_layer`.
         """
         stacks = {"": list(self.num_tokens)}
         if any(map(_is_in_decoder, self.num_tokens)):

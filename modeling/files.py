@@ -21,7 +21,7 @@ def written_beside(target: str | Path) -> Iterator[Path]:
     Args:
         target: the file or folder to be written. Missing parents are made.
     """
-    target = Path(target)
+    target = Path(os.path.abspath(target))  # "." has no name, and cannot be renamed
     new, old = temporary_path(target), _sibling(target, "old")
     recover(target)
     _remove(new)
@@ -64,7 +64,7 @@ def temporary_path(target: str | Path) -> Path:
 
 
 def _sibling(target: str | Path, kind: str) -> Path:
-    # Hidden, so that it is no folder of the user's, such as `model.old`; absolute, since "." has no name.
+    # Hidden, so that it is no folder of the user's, such as `model.old`.
     target = Path(os.path.abspath(target))
     return target.with_name(f".{target.stem}.{kind}{target.suffix}")
 

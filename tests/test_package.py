@@ -19,7 +19,7 @@ FLOORS = {
     "analysis": {"configuration", "modeling", "analysis"},
     "metrics": set(),
     "hub_cards": {"configuration", "modeling", "hub_cards"},
-    "training": {"configuration", "modeling", "analysis", "hub_cards", "training"},
+    "training": {"configuration", "modeling", "analysis", "hub_cards", "metrics", "training"},
 }
 
 

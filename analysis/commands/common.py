@@ -102,7 +102,7 @@ def dataset(text: str) -> str:
     if text == "digits":
         if importlib.util.find_spec("sklearn") is None:
             raise argparse.ArgumentTypeError(
-                "digits come with scikit-learn, which is missing; `pip install scikit-learn`, or give a folder of images"
+                "digits come with scikit-learn, which is missing; `pip install scikit-learn`, or give a folder"
             )
     elif not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f'there is no folder {text}; give one of images, or "digits"')

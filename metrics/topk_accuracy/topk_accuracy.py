@@ -2,10 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Top-k accuracy, for `evaluate.load("metrics/topk_accuracy")`."""
 
+from typing import TypeVar
+
 import datasets
 import evaluate
 import numpy as np
 
+
+Array = TypeVar("Array")
 
 _DESCRIPTION = "Share of examples whose label is among the k classes with the highest scores."
 
@@ -23,18 +27,18 @@ Examples:
 """
 
 
-def label_ranks(scores, labels):
-    """How many classes other than the label score at least as high: ties count against the label.
+def label_ranks(scores: Array, labels: Array) -> Array:
+    """How many classes other than the label score at least as high: ties count against the label, and so do NaNs.
 
     Args:
         scores: `(examples, classes)`, an array of NumPy or a tensor of torch.
         labels: `(examples,)` class numbers, of the same kind.
 
     Returns:
-        `(examples,)` ranks of the same kind; the label is among the k highest where its rank is less than k.
+        `(examples,)` ranks of the same kind, from 0; the label is among the k highest where its rank is less than k.
     """
     own = scores[range(len(labels)), labels]
-    return (scores >= own[:, None]).sum(1) - 1
+    return (~(scores < own[:, None])).sum(1) - 1
 
 
 class TopKAccuracy(evaluate.Metric):

@@ -3,8 +3,10 @@
 import evaluate
 import numpy as np
 import pytest
+import torch
 
 from helpers import ROOT
+from sparsight.metrics.topk_accuracy.topk_accuracy import label_ranks
 
 
 def load(name: str, tmp_path) -> evaluate.Metric:
@@ -27,6 +29,30 @@ def test_topk_accuracy(tmp_path):
 def test_topk_accuracy_counts_ties_against_the_label(tmp_path):
     metric = load("topk_accuracy", tmp_path)
     assert metric.compute(predictions=[[0.5, 0.5, 0.0]], references=[0], k=1) == {"accuracy@1": 0.0}
+
+
+@pytest.mark.parametrize("num_classes", [1, 3, 9])  # also fewer than the k of top-5 accuracy
+def test_ranks_are_the_same_for_numpy_and_torch(num_classes):
+    # Few distinct scores, so that most rows have ties.
+    scores = np.random.default_rng(0).integers(0, 4, (60, num_classes)).astype(np.float32)
+    labels = np.random.default_rng(1).integers(0, num_classes, 60)
+    ranks = label_ranks(scores, labels)
+    assert ranks.tolist() == [
+        sum(other >= row[label] for index, other in enumerate(row) if index != label)
+        for row, label in zip(scores, labels, strict=True)
+    ]
+    of_tensors = label_ranks(torch.from_numpy(scores), torch.from_numpy(labels))
+    assert isinstance(of_tensors, torch.Tensor)
+    assert of_tensors.tolist() == ranks.tolist()
+    assert (ranks < 5).all() == (num_classes < 9)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_scores_that_are_not_numbers_rank_last(kind):
+    """So that a model that has diverged is not right everywhere."""
+    nan = float("nan")
+    scores = kind([[nan, nan, nan], [0.5, nan, 0.0], [nan, 0.0, 1.0]])
+    assert label_ranks(scores, kind([0, 0, 0])).tolist() == [2, 1, 2]
 
 
 @pytest.mark.parametrize(

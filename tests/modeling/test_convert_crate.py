@@ -18,9 +18,11 @@ from transformers import (
     pipeline,
 )
 
+from helpers import snapshot
 from sparsight import CrateConfig, CrateForImageClassification, CrateModel
 from sparsight.modeling.convert_crate import main
 from sparsight.modeling.crate_checkpoints import config_from_official, from_official, to_official
+from sparsight.modeling.files import temporary_path
 from sparsight.modeling.remote_code import collect_source_files
 
 
@@ -222,7 +224,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, name):
     assert code == 2
     assert captured.out == ""
     assert captured.err.count("\n") == 1
-    assert captured.err.startswith("convert_crate: error: ")
+    assert captured.err.startswith("python -m sparsight.modeling.convert_crate: error: ")
     assert [text for text in expected if text not in captured.err] == []
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -291,7 +293,7 @@ def test_a_failed_replacement_puts_the_previous_folder_back(tmp_path, checkpoint
     before = {name: (output / name).read_bytes() for name in os.listdir(output)}
 
     def rename_all_but_new(self, target):
-        if ".new-" in self.name:
+        if self == temporary_path(output):
             raise OSError("no permission")
         return rename(self, target)
 
@@ -299,6 +301,17 @@ def test_a_failed_replacement_puts_the_previous_folder_back(tmp_path, checkpoint
     assert main([*checkpoint, "--output", str(output), "--overwrite"]) == 2
     assert {name: (output / name).read_bytes() for name in os.listdir(output)} == before
     assert sorted(os.listdir(tmp_path)) == ["model", "official.pth"]
+
+
+def test_a_replacement_that_was_killed_is_no_empty_place(tmp_path, checkpoint, capsys):
+    """Killed between the two renamings, it left the previous folder aside: that still takes `--overwrite`."""
+    output = tmp_path / "model"
+    assert main([*checkpoint, "--output", str(output)]) == 0
+    before = snapshot(output)
+    output.rename(temporary_path(output).with_name(".model.old"))
+    assert main([*checkpoint, "--output", str(output)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert snapshot(output) == before
 
 
 def test_reverse_writes_safetensors_too(tmp_path, checkpoint, capsys):
