@@ -29,6 +29,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from sparsight.configuration.configuration_crate import CrateConfig
+from sparsight.modeling.losses import image_classification_loss
 from sparsight.modeling.remote_code import RemoteCodeMixin
 
 
@@ -296,7 +297,8 @@ class CrateModel(CratePreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """
+        """Compute the tokens after every layer.
+
         Args:
             pixel_values: images, `(batch, channels, height, width)`.
             interpolate_pos_encoding: resample the position embeddings where the images' size is not the model's.
@@ -324,6 +326,7 @@ class CrateForImageClassification(CratePreTrainedModel):
         self.crate = CrateModel(config)
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
+        self.loss_function = image_classification_loss
         self.post_init()
 
     @can_return_tuple
@@ -334,7 +337,8 @@ class CrateForImageClassification(CratePreTrainedModel):
         interpolate_pos_encoding: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """
+        """Classify images, and compute the loss where labels are given.
+
         Args:
             pixel_values: images, `(batch, channels, height, width)`.
             labels: classes `(batch,)`, or targets that fit `config.problem_type`; with them the output has a `loss`.
@@ -360,7 +364,8 @@ class CrateBackbone(BackboneMixin, CrateModel):
     @can_return_tuple
     @filter_output_hidden_states
     def forward(self, pixel_values: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
-        """
+        """Compute the feature maps of the chosen stages.
+
         Args:
             pixel_values: images, `(batch, channels, height, width)`.
             kwargs: those of [`CrateModel.forward`].

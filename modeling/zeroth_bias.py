@@ -1,6 +1,6 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The zeroth bias of a doubly biased MLP, and what the training recipe needs to know of a block that has one."""
+"""The zeroth bias of a doubly biased MLP, and what the training methods need to know of a block that has one."""
 
 import torch
 from torch import nn
@@ -21,10 +21,11 @@ class ZerothBias(nn.Module):
         self.weight = nn.Parameter(torch.zeros(num_positions, hidden_size))
 
     def forward(self, hidden_states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """
+        """Add to each token the bias of its position.
+
         Args:
             hidden_states: `(batch, tokens, d)`.
-            positions: of these tokens, `(tokens,)`; not negative.
+            positions: of these tokens, `(tokens,)` or `(batch, tokens)`; not negative.
         """
         num_positions = self.weight.shape[0]
         rows = nn.functional.embedding(positions.clamp(max=num_positions - 1), self.weight)
@@ -56,7 +57,8 @@ class PatchZerothBias(ZerothBias):
         return torch.cat((class_row, patch_rows.flatten(2).squeeze(0).T))
 
     def forward(self, hidden_states: torch.Tensor, grid: tuple[int, int] | None = None) -> torch.Tensor:
-        """
+        """Add to each token the bias of its patch.
+
         Args:
             hidden_states: `(batch, tokens, d)`.
             grid: the patch grid of these tokens, where it may differ from the one the bias was made for.
@@ -69,7 +71,7 @@ class PatchZerothBias(ZerothBias):
 
 
 class DoublyBiasedBlock:
-    """What the recipe has to find in a block of any family: the norm right before the MLP, and the zeroth bias.
+    """What training methods have to find in a block of any family: the norm right before the MLP, and the zeroth bias.
 
     Where PEFT has wrapped one of the two modules (`modules_to_save`), the wrapper is returned.
     """

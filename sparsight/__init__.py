@@ -1,6 +1,6 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""sparsight: transformers that compute less and that one can see into.
+"""sparsight: transformers that compute less and whose inner workings can be inspected.
 
 Importing the package registers every family with transformers' Auto classes.
 """

@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None, prog: str = "sparsight") -> int:
     Returns:
         The exit code: 0, or 2 after one line on stderr about what is wrong.
     """
-    name, arguments = choose_command(COMMANDS, argv, prog, "Transformers that compute less and that one can see into.")
+    description = "Transformers that compute less and whose inner workings can be inspected."
+    name, arguments = choose_command(COMMANDS, argv, prog, description)
     return importlib.import_module(COMMANDS[name].module).main(arguments, prog=f"{prog} {name}")
 
 
