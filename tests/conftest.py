@@ -16,7 +16,7 @@ from hypothesis import settings
 from transformers import ViTConfig, ViTForImageClassification
 
 from crate_testing import GOLDEN, GoldenCrate
-from helpers import TINY_RECIPE, TINY_T5, TINY_T5_RECIPE, TINY_VIT, randomize
+from helpers import TINY_RECIPE, TINY_T5, TINY_VIT, randomize
 from sparsight import (
     SparseT5Config,
     SparseT5ForConditionalGeneration,
@@ -76,14 +76,6 @@ def tiny_recipe(tmp_path_factory) -> str:
     """A recipe that trains a Sparse ViT on a few digits: 4 optimizer steps an epoch of a few milliseconds each."""
     path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
     path.write_text(TINY_RECIPE)
-    return str(path)
-
-
-@pytest.fixture
-def tiny_t5_recipe(tmp_path_factory) -> str:
-    """A recipe that trains a Sparse T5 on a few texts, in steps of a few milliseconds."""
-    path = tmp_path_factory.mktemp("recipe") / "tiny_t5.yaml"
-    path.write_text(TINY_T5_RECIPE)
     return str(path)
 
 

@@ -53,7 +53,7 @@ dataset: stdlib
 vocab_size: 300
 input_length: 24
 max_train_samples: 4
-max_eval_samples: 2
+max_eval_samples: 1
 model:
   d_model: 16
   d_kv: 8
@@ -63,7 +63,7 @@ model:
   num_zeroth_bias_positions: 24
   num_decoder_zeroth_bias_positions: 16
 batch_size: 16
-eval_batch_size: 64
+eval_batch_size: 5
 max_steps: 12
 eval_epochs: 0.25
 learning_rate: 1.0e-2

@@ -15,12 +15,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 import sparsight
+from finetune_testing import JOBS, Finetunings
 from helpers import ROOT, randomize, run_python, snapshot
 from hub_testing import TOKEN, client_environment, publish, run_code, tensors, tiny_config, tiny_inputs
 from loopback_hub import LoopbackHub
-from sparsight.training import publish as publishing
+from script_testing import CODE
 from sparsight.training import train_image_classification
-from sparsight.training.arguments import UsageError
+from sparsight.training.engine import publishing
+from sparsight.training.engine.loop_arguments import LoopArguments
 
 
 STEPS = ["--max_steps", "2", "--max_eval_samples", "50"]
@@ -131,11 +133,26 @@ def test_every_save_to_a_branch(client, tmp_path, tiny_recipe):
     assert load_file(hf_hub_download("org/tiny", "model.safetensors", revision="v2"))
 
 
+def test_the_finetuning_pushes_merged_models(client, tmp_path):
+    runs = Finetunings(JOBS["image"], tmp_path)
+    args = ["--push_to_hub", "--hub_model_id", "org/sparse", "--hub_strategy", "every_save", *CODE]
+    runs("out", "--max_steps", "2", "--no_baseline", *args)
+    assert list(client.repos) == ["org/sparse"]  # and not the vanilla model
+    repo = client.repos["org/sparse"]
+    _, best, last = repo.commits.values()
+    assert {"README.md", "model.safetensors", "modeling_sparse_vit.py", "preprocessor_config.json"} <= best.keys()
+    assert "results.json" not in best
+    assert {name: client.read("org/sparse", name) for name in last} == snapshot(tmp_path / "out" / "merged")
+    pulled = AutoModelForImageClassification.from_pretrained("org/sparse")
+    assert type(pulled) is sparsight.SparseViTForImageClassification
+    assert pulled.config.hidden_act == "jsrelu"
+
+
 def test_a_lost_answer_makes_no_second_commit(client, tmp_path):
     folder = tmp_path / "model"
     save_crate(folder)
     client.drop("^POST .*/commit/", after=True)
-    arguments = train_image_classification.LoopArguments(push_to_hub=True, hub_model_id="org/crate")
+    arguments = LoopArguments(push_to_hub=True, hub_model_id="org/crate")
     publishing.create_repository(arguments)
     publishing.push_folder(folder, arguments, "a model")
     assert len(client.repos["org/crate"].commits) == 2
@@ -145,9 +162,9 @@ def test_a_lost_answer_makes_no_second_commit(client, tmp_path):
 def test_a_connection_that_stays_broken_leaves_no_half_model(client, tmp_path):
     save_crate(tmp_path / "model")
     client.drop("^POST .*/commit/", times=10)
-    arguments = train_image_classification.LoopArguments(push_to_hub=True, hub_model_id="org/crate")
+    arguments = LoopArguments(push_to_hub=True, hub_model_id="org/crate")
     publishing.create_repository(arguments)
-    with pytest.raises(UsageError, match=r"cannot push to org/crate .*run this again"):
+    with pytest.raises(ValueError, match=r"^hub_model_id: cannot push to org/crate .*run this again"):
         publishing.push_folder(tmp_path / "model", arguments, "a model")
     publishing.push_folder(tmp_path / "model", arguments, "a model in between", required=False)
     assert client.repos["org/crate"].files("main")[1] == {}

@@ -1,242 +1,288 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The main job end to end, on a vanilla model that trains in a second."""
+"""The finetuning job end to end, alike for each task, on a vanilla model that trains in a second."""
 
-import dataclasses
+import collections
+import contextlib
+import io
 import json
-from pathlib import Path
+import shutil
 
 import pytest
 import torch
-import yaml
-from accelerate.state import AcceleratorState
 from peft import PeftModel
-from transformers import (
-    AutoModelForImageClassification,
-    DeiTConfig,
-    DeiTForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
-from helpers import ROOT, TINY_RECIPE, run_python, snapshot
-from sparsight import SparseViTForImageClassification
-from sparsight.training import finetune_sparsity, training_run
-from sparsight.training.finetune_tasks import TASKS
-from sparsight.training.image_data import EvalCollator, ImageArguments, load_images, make_image_processor
-
-
-SCRIPT = ROOT / "training" / "finetune_sparsity.py"
-COLUMNS = ("before", "lora", "recipe")
+from finetune_testing import COLUMNS, JOBS, Finetunings
+from helpers import snapshot
+from script_testing import CODE, error_line, read_scalars, reset_accelerator
+from sparsight.hub_cards.results import layer_shares
+from sparsight.training import finetune_sparsity
+from sparsight.training.data import tokenization
+from sparsight.training.engine import loop, publishing
+from sparsight.training.engine.checkpoints import find_checkpoints
+from sparsight.training.engine.observers import Observer
+from sparsight.training.engine.task import Task
+from sparsight.training.jobs import task_training
+from sparsight.training.tasks import classification, denoising
 
 
-@pytest.fixture(autouse=True)
-def _fresh_accelerator():
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
+@pytest.fixture(scope="module", params=JOBS)
+def finished(request, tmp_path_factory) -> Finetunings:
+    """A whole job, the run `out`, and what it `printed`."""
+    runs = Finetunings(JOBS[request.param], tmp_path_factory.mktemp("job"))
+    with contextlib.redirect_stdout(io.StringIO()) as stdout:
+        runs("out", *CODE)
+    runs.printed = stdout.getvalue()
+    return runs
 
 
-@pytest.fixture(scope="module")
-def recipes(tmp_path_factory) -> tuple[str, str]:
-    """Recipes of a vanilla ViT and of its finetuning, small and quick."""
-    folder = tmp_path_factory.mktemp("recipes")
-    vanilla = yaml.safe_load(TINY_RECIPE)
-    vanilla["model"] |= {"hidden_act": "relu", "zeroth_bias": False}
-    (folder / "vanilla.yaml").write_text(yaml.safe_dump({**vanilla, "num_epochs": 4}))
-    finetune = {name: value for name, value in vanilla.items() if name not in ("model", "model_type")}
-    finetune |= {"lora_rank": 4, "num_epochs": 3, "vanilla_recipe": str(folder / "vanilla.yaml")}
-    (folder / "finetune.yaml").write_text(yaml.safe_dump(finetune))
-    return str(folder / "vanilla.yaml"), str(folder / "finetune.yaml")
+@pytest.fixture
+def anew(finished, tmp_path) -> Finetunings:
+    """The same job, with other runs."""
+    return Finetunings(finished.job, tmp_path)
 
 
-def finetune(recipes, output_dir: Path, *args: str) -> dict:
-    finetune_sparsity.main(["--recipe", recipes[1], "--output_dir", str(output_dir), *args])
-    return json.loads((output_dir / "results.json").read_text())
+@pytest.fixture
+def given(finished) -> tuple:
+    """Arguments for the method alone, on the vanilla model that there is."""
+    return "--model_name_or_path", finished.vanilla_of("out"), "--no_baseline"
 
 
-@pytest.fixture(scope="module")
-def finished(recipes, tmp_path_factory) -> Path:
-    """The output folder of the whole job."""
-    output_dir = tmp_path_factory.mktemp("job") / "out"
-    finetune(recipes, output_dir)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return output_dir
-
-
-@pytest.fixture(scope="module")
-def eval_batch() -> dict[str, torch.Tensor]:
-    data = load_images(ImageArguments(max_eval_samples=100))
-    config = ViTConfig(image_size=8)
-    return EvalCollator(config, make_image_processor(config, ImageArguments()))(list(data.eval))
+# --- what the job writes ---------------------------------------------------------------------------------------------
 
 
 def test_what_the_job_writes(finished):
-    assert sorted(path.name for path in finished.iterdir()) == [
-        "adapter", "arguments.json", "lora", "merged", "recipe", "results.json", "sparsity.png", "vanilla",
+    folder = finished.folder / "out"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "adapter", "arguments.json", "lora", "merged", "method", "results.json", "sparsity.png", "vanilla",
     ]  # fmt: skip
-    results = json.loads((finished / "results.json").read_text())
-    assert set(COLUMNS) <= set(results)
+    results = finished.results("out")
+    assert results["recipe"] == results["method"]  # its former name
+    assert results["eval_split"]
+    script = finished.script
+    model = script.load(folder / "merged")
+    measured = script.measure(model, script.make_batch(model, folder / "merged"))
     for column in COLUMNS:
-        assert {"accuracy", "accuracy_top5", "loss", "nonzero_share", "nonzero_share_per_layer"} <= set(
-            results[column]
-        )
-        assert len(results[column]["nonzero_share_per_layer"]) == 2
-        assert results[column]["num_examples"] == 100
-    assert (finished / "sparsity.png").read_bytes().startswith(b"\x89PNG")
+        assert measured.keys() | {"nonzero_share", "derivative_nonzero_share"} <= results[column].keys()
+        assert tuple(layer_shares(results[column])) == finished.job.labels
+        assert results[column]["num_examples"] == measured["num_examples"]
+    assert 0 < results["method"]["training_nonzero_share"] < 1
+    assert (folder / "sparsity.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("adapter", "merged"):
+        assert {"README.md", "arguments.json", "results.json"} <= {path.name for path in (folder / name).iterdir()}
+        assert json.loads((folder / name / "results.json").read_text()) == results
+    assert list((folder / "merged").glob("modeling_sparse_*.py"))
 
 
-@pytest.mark.parametrize(("column", "folder"), [("before", "vanilla/model"), ("recipe", "merged")])
-def test_numbers_are_those_of_the_models_on_disk(finished, eval_batch, column, folder):
-    results = json.loads((finished / "results.json").read_text())[column]
-    model = AutoModelForImageClassification.from_pretrained(finished / folder).eval()
-    outputs = model(**eval_batch)
-    accuracy = (outputs.logits.argmax(-1) == eval_batch["labels"]).double().mean().item()
-    assert results["accuracy"] == accuracy
-    assert results["loss"] == pytest.approx(outputs.loss.item(), rel=1e-5)
+@pytest.mark.parametrize(("column", "folder"), [("before", "vanilla/model"), ("method", "merged")])
+def test_numbers_are_those_of_the_models_on_disk(finished, column, folder):
+    model = finished.script.load(finished.folder / "out" / folder)
+    expected = finished.script.measure(model, finished.script.make_batch(model, finished.folder / "out" / folder))
+    results = finished.results("out")[column]
+    assert {key: results[key] for key in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_merged_model_is_the_recipes(finished):
-    merged = AutoModelForImageClassification.from_pretrained(finished / "merged")
-    assert type(merged) is SparseViTForImageClassification
-    assert (merged.config.hidden_act, merged.config.activation_mix, merged.config.zeroth_bias) == ("jsrelu", 1.0, True)
-    vanilla = AutoModelForImageClassification.from_pretrained(finished / "vanilla" / "model")
-    for layer, before in zip(merged.vit.layers, vanilla.vit.layers, strict=True):
-        assert (layer.layernorm_after.weight.abs() >= 1).all()
-        torch.testing.assert_close(layer.layernorm_after.bias, before.layernorm_after.bias, rtol=0, atol=0)
-        assert layer.mlp.zeroth_bias.weight.any()
-        assert (layer.mlp.zeroth_bias.weight.abs() <= 0.1 * layer.layernorm_after.weight.abs()).all()
-        for name in [f"attention.{matrix}_proj" for matrix in "qkvo"] + ["mlp.fc1", "mlp.fc2"]:
-            assert not torch.equal(layer.get_submodule(name).weight, before.get_submodule(name).weight)
-    torch.testing.assert_close(merged.classifier.weight, vanilla.classifier.weight, rtol=0, atol=0)
+def test_the_merged_model_is_the_methods(finished):
+    job = finished.job
+    merged = finished.script.load(finished.folder / "out" / "merged")
+    assert type(merged).__name__ == finished.script.model_class
+    assert merged.config.activation_mix == 1.0
+    assert {name: getattr(merged.config, name) for name in job.sparse_fields} == job.sparse_fields
+    old = dict(finished.script.load(finished.vanilla_of("out")).named_parameters())
+    changed = collections.Counter()
+    for name, parameter in merged.named_parameters():
+        norm_name = name.replace(job.zeroth_bias, job.norm)
+        bias_name = name.replace(job.norm, job.zeroth_bias)
+        if name != norm_name:
+            scale = merged.get_parameter(norm_name)
+            assert parameter.any()
+            assert (scale.abs() >= 1).all()
+            assert (parameter.abs() <= 0.1 * scale.abs()).all()
+            assert not torch.equal(scale, old[norm_name])
+            changed["zeroth bias"] += 1
+        elif name.removesuffix(".weight").endswith(job.targets):
+            assert not torch.equal(parameter, old[name]), name
+            changed["matrix"] += 1
+        elif bias_name == name or bias_name not in dict(merged.named_parameters()):
+            # All else stays: embeddings, the head, biases, and the norms before attention.
+            torch.testing.assert_close(parameter, old[name], rtol=0, atol=0)
+    assert changed == {"zeroth bias": len(job.labels), "matrix": job.num_matrices}
 
 
-def test_merged_is_unmerged(finished, eval_batch):
-    """The adapter on the vanilla checkpoint gives the merged model's logits: it holds all that the recipe changed."""
-    base = SparseViTForImageClassification.from_pretrained(
-        finished / "vanilla" / "model", hidden_act="jsrelu", zeroth_bias=True
-    )
-    unmerged = PeftModel.from_pretrained(base, finished / "adapter").eval()
-    merged = AutoModelForImageClassification.from_pretrained(finished / "merged").eval()
-    expected = merged(eval_batch["pixel_values"]).logits
-    torch.testing.assert_close(unmerged(eval_batch["pixel_values"]).logits, expected, atol=1e-5, rtol=1e-5)
+def test_merged_is_unmerged(finished):
+    """The adapter on the vanilla checkpoint gives the merged model's logits: it holds all that the method changed."""
+    merged = finished.script.load(finished.folder / "out" / "merged")
+    base = type(merged).from_pretrained(finished.vanilla_of("out"), **finished.job.sparse_fields)
+    unmerged = PeftModel.from_pretrained(base, finished.folder / "out" / "adapter").eval()
+    batch = finished.script.make_batch(merged, finished.folder / "out" / "merged")
+    torch.testing.assert_close(unmerged(**batch).logits, merged(**batch).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_a_second_run_keeps_the_vanilla_model(finished, recipes, capsys, tmp_path):
-    vanilla = snapshot(finished / "vanilla" / "model")
-    results = (finished / "results.json").read_text()
-    with pytest.raises(SystemExit) as exit_info:
-        finetune(recipes, finished)
-    assert exit_info.value.code == 2
-    assert "--overwrite" in capsys.readouterr().err
-    again = finetune(recipes, finished, "--overwrite")
-    assert again == json.loads(results)
-    assert snapshot(finished / "vanilla" / "model") == vanilla
-
-
-def test_another_seed_trains_another_vanilla_model(recipes, tmp_path):
-    finetune(recipes, tmp_path / "out", "--max_steps", "2", "--no_baseline")
-    vanilla = snapshot(tmp_path / "out" / "vanilla" / "model")
-    finetune(recipes, tmp_path / "out", "--max_steps", "2", "--no_baseline", "--seed", "1", "--overwrite")
-    assert snapshot(tmp_path / "out" / "vanilla" / "model")["model.safetensors"] != vanilla["model.safetensors"]
-
-
-def test_table(finished, capsys):
-    results = json.loads((finished / "results.json").read_text())
-    table = finetune_sparsity.format_table(TASKS["image"], {column: results[column] for column in COLUMNS})
-    lines = table.splitlines()
+def test_the_printed_table(finished):
+    results = finished.results("out")
+    lines = [line for line in finished.printed.splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == ["", *COLUMNS]
-    assert [row[0] for row in cells[2:]] == [
-        "accuracy@1", "accuracy@5", "loss", "non-zero share", "layer 1", "layer 2",
-    ]  # fmt: skip
-    assert cells[2][1:] == [f"{results[column]['accuracy']:.2%}" for column in COLUMNS]
-    assert cells[6][3] == f"{results['recipe']['nonzero_share_per_layer'][0]:.2%}"
+    measured = {"accuracy", "top-5 accuracy"} if "accuracy" in results["before"] else {"perplexity"}
+    rows = {row[0]: row[1:] for row in cells[2:]}
+    assert rows.keys() == {*measured, "loss", "non-zero activations", *finished.job.labels}
+    assert rows["loss"] == [f"{results[column]['loss']:.4f}" for column in COLUMNS]
+    for label in finished.job.labels:
+        assert rows[label] == [f"{layer_shares(results[column])[label]:.2%}" for column in COLUMNS]
+    assert f"written to {finished.folder / 'out'}" in finished.printed
 
 
-def test_options(recipes, finished, tmp_path):
-    """Mixing, uplift at once, no baseline, a given checkpoint, a tracker and a field of the config."""
-    args = ["--model_name_or_path", str(finished / "vanilla" / "model"), "--no_baseline", "--mixing_steps", "8"]
-    args += ["--uplift_steps", "0", "--lora_dropout", "0.1", "--model.jsrelu_linear_above", "4", "--max_steps", "6"]
-    results = finetune(recipes, tmp_path / "out", *args, "--report_to", "tensorboard")
+def test_options(finished, anew, given):
+    """Mixing, uplift at once, no baseline, a given checkpoint, and a field of the config."""
+    options = ("--mixing_steps", "8", "--uplift_steps", "0", "--lora_dropout", "0.1", "--max_steps", "6")
+    results = anew("out", *given, *options, "--model.jsrelu_linear_above", "4")
     assert "lora" not in results
-    assert not (tmp_path / "out" / "vanilla").exists()
-    merged = AutoModelForImageClassification.from_pretrained(tmp_path / "out" / "merged")
+    assert not (anew.folder / "out" / "vanilla").exists()
+    merged = anew.script.load(anew.folder / "out" / "merged")
     assert merged.activation_mix == 6 / 8  # stopped before the end of mixing, and saved as it is
     assert merged.config.jsrelu_linear_above == 4
-    assert all((layer.layernorm_after.weight.abs() >= 1).all() for layer in merged.vit.layers)
+    biases = [name for name, _ in merged.named_parameters() if anew.job.zeroth_bias in name]
+    for name in biases:
+        assert (merged.get_parameter(name.replace(anew.job.zeroth_bias, anew.job.norm)).abs() >= 1).all()
+    assert len(biases) == len(anew.job.labels)
 
 
-def test_a_vit_of_transformers_with_gelu(recipes, tmp_path):
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4,
-        num_labels=10,
-    )  # fmt: skip
-    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")  # and no image processor beside it
-    args = ["--model_name_or_path", str(tmp_path / "vit"), "--max_steps", "3"]
-    results = finetune(recipes, tmp_path / "out", *args)
-    assert results["before"]["nonzero_share"] > 0.99  # GELU
-    assert results["lora"]["nonzero_share"] > 0.99
-    assert results["recipe"]["nonzero_share"] < 0.9
+def test_a_tracker_tells_the_trainings_apart_and_observers_see_the_method_alone(finished, anew, given):
+    seen = []
+
+    class Watch(Observer):
+        def after_step(self, training):
+            seen.append((training.output_dir.name, training.step))
+
+        def results(self):
+            return {"watched": len(seen)}
+
+    few = ("--max_steps", "2", "--report_to", "tensorboard")
+    results = anew("out", *given[:2], *few, observers=[Watch()])
+    assert seen == [("method", 1), ("method", 2)]
+    assert "watched" not in results["lora"]
+    scalars = read_scalars(anew.folder / "out")
+    assert {tag.rpartition("/")[0].split("/nonzero")[0] for tag in scalars} == {
+        "lora/train", "lora/eval", "method/train", "method/eval",
+    }  # fmt: skip
+    assert scalars["lora/train/loss"] == scalars["method/train/loss"] == [2]
 
 
-def test_interrupted_and_resumed(recipes, finished, tmp_path, monkeypatch):
-    """Stopped within each of the three trainings in turn, the job ends with the same merged model."""
-    output_dir = tmp_path / "out"
-    real = training_run.train
-    stages = []
+def test_measuring_no_sparsity(finished, anew, given):
+    results = anew("out", *given, "--max_steps", "2", "--measure_sparsity", "never")
+    for column in ("before", "method"):
+        assert not [key for key, value in results[column].items() if "nonzero" in key and value is not None]
+    assert not (anew.folder / "out" / "sparsity.png").exists()
 
-    def stop_once(*args, **kwargs):
-        """Stop behind the first checkpoint of each training, once."""
-        name, save = kwargs["description"], kwargs["save_model"]
-        if name in stages:
+
+# --- once and again --------------------------------------------------------------------------------------------------
+
+
+def test_data_are_loaded_and_a_tokenizer_is_trained_once(anew, monkeypatch):
+    calls = collections.Counter()
+
+    def count(module, name):
+        real = getattr(module, name)
+
+        def counted(*args, **kwargs):
+            calls[name] += 1
             return real(*args, **kwargs)
-        stages.append(name)
-        stopped = dataclasses.replace(args[3], eval_epochs=1.0)
 
-        def evaluate_then_stop(model, evaluate=kwargs["evaluate"], calls=[]):  # noqa: B006
-            calls.append(model)
-            if len(calls) == 2:
+        monkeypatch.setattr(module, name, counted)
+
+    count(classification, "load_images")
+    count(denoising, "load_texts")
+    count(tokenization, "train_tokenizer")
+    # No command line is made up within the job: one is parsed, the user's.
+    count(finetune_sparsity, "parse_arguments")
+    count(task_training, "parse_arguments")
+    anew("out", "--max_steps", "1")
+    of_task = {"image": ["load_images"], "t5": ["load_texts", "train_tokenizer"]}
+    task = next(name for name, job in JOBS.items() if job is anew.job)
+    assert calls == dict.fromkeys([*of_task[task], "parse_arguments"], 1)
+    assert json.loads((anew.folder / "out" / "vanilla" / "arguments.json").read_text())["command"] is None
+
+
+def test_a_second_run_keeps_the_vanilla_model(finished, capsys):
+    vanilla, results = snapshot(finished.vanilla_of("out")), finished.results("out")
+    finished.refuse("out")
+    assert "--overwrite" in error_line(capsys)
+    assert finished("out", "--overwrite") == results
+    assert snapshot(finished.vanilla_of("out")) == vanilla
+
+
+def test_another_seed_trains_another_vanilla_model(finished, anew):
+    """In the same folder, where the one of the first seed lies."""
+    shutil.copytree(finished.folder / "out", anew.folder / "out")
+    anew.recipe = finished.recipe
+    anew("out", "--max_steps", "1", "--no_baseline", "--overwrite", "--seed", "1")
+    before, after = (runs.weights("out", "vanilla/model") for runs in (finished, anew))
+    assert [name for name in before if not torch.equal(before[name], after[name])]
+
+
+# --- interrupted -----------------------------------------------------------------------------------------------------
+
+
+def test_interrupted_and_resumed(finished, anew, monkeypatch):
+    """Stopped within each of the three trainings in turn, the job ends with the same merged model."""
+    real, stopped, steps = Task.evaluate, [], []
+    backpropagate = loop._backpropagate
+
+    def evaluate_or_stop(self, model):
+        """Stop behind the first checkpoint of each training, once."""
+        for part in ("vanilla", "lora", "method"):
+            if part not in stopped and find_checkpoints(anew.folder / "out" / part):
+                stopped.append(part)
                 raise KeyboardInterrupt
-            return evaluate(model)
+        return real(self, model)
 
-        return real(*args[:3], stopped, *args[4:], **{**kwargs, "evaluate": evaluate_then_stop, "save_model": save})
+    def count_and_backpropagate(training, *args):
+        steps.append(training.step)
+        return backpropagate(training, *args)
 
-    monkeypatch.setattr(training_run, "train", stop_once)
-    monkeypatch.setattr(finetune_sparsity, "train", stop_once)
-    resume = []
+    monkeypatch.setattr(Task, "evaluate", evaluate_or_stop)
+    monkeypatch.setattr(loop, "_backpropagate", count_and_backpropagate)
+    resume = ()
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            finetune(recipes, output_dir, *resume)
-        AcceleratorState._reset_state(reset_partial_state=True)
-        resume = ["--resume_from_checkpoint", "latest"]
-    finetune(recipes, output_dir, *resume)
-    assert len(stages) == 3
-    for name in ("vanilla/model", "merged"):
-        weights = snapshot(output_dir / name)["model.safetensors"]
-        assert weights == snapshot(finished / name)["model.safetensors"], name
+            anew("out", *resume)
+        reset_accelerator()
+        resume = ("--resume_from_checkpoint", "latest")
+    assert anew("out", *resume) == finished.results("out")
+    assert stopped == ["vanilla", "lora", "method"]
+    for model in ("vanilla/model", "merged"):
+        name = f"{model}/model.safetensors"
+        assert (anew.folder / "out" / name).read_bytes() == (finished.folder / "out" / name).read_bytes(), model
+    # No step was taken twice but those between a checkpoint and the stop behind it, four a training.
+    assert len(steps) == anew.job.num_steps + 3 * 4
 
 
-def test_two_processes_give_the_same_counts(recipes, finished, tmp_path):
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    args = ["--model_name_or_path", finished / "vanilla" / "model", "--eval_batch_size", "30", "--no_baseline"]
-    done = run_python(*launch, SCRIPT, "--recipe", recipes[1], "--output_dir", tmp_path / "out", *args)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("accuracy@1") == 1  # one table, from the main process
-    one = json.loads((finished / "results.json").read_text())
-    two = json.loads((tmp_path / "out" / "results.json").read_text())
-    for name in (
-        "accuracy",
-        "accuracy_top5",
-        "nonzero_share",
-        "nonzero_share_per_layer",
-        "num_examples",
-        "num_tokens",
-    ):
-        assert two["before"][name] == pytest.approx(one["before"][name], abs=1e-4)
-    assert two["recipe"]["num_tokens"] == one["recipe"]["num_tokens"]
-    assert two["recipe"]["loss"] == pytest.approx(one["recipe"]["loss"], abs=1e-3)
+def test_no_model_is_there_without_its_card(finished, anew, given, monkeypatch):
+    """Stopped before the first and before the second card is written, neither model is in place."""
+    real, documented = publishing.write_model_card, []
+
+    def write_or_stop(folder):
+        if "method" not in folder.parts:  # `best` within it has a card of its own
+            assert not (anew.folder / "out" / "adapter").exists()
+            assert not (anew.folder / "out" / "merged").exists()
+            documented.append(folder)
+            if len(documented) in (1, 3):
+                raise KeyboardInterrupt
+        real(folder)
+
+    monkeypatch.setattr(publishing, "write_model_card", write_or_stop)
+    options = (*given, "--max_steps", "2")
+    for number in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            anew("out", *options)
+        reset_accelerator()
+        assert len(documented) == number
+        assert sorted(path.name for path in (anew.folder / "out").iterdir()) == ["arguments.json", "method"]
+        options = (*given, "--max_steps", "2", "--resume_from_checkpoint", "latest")
+    anew("out", *options)
+    for name in ("adapter", "merged"):
+        assert (anew.folder / "out" / name / "README.md").exists()
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -244,43 +290,39 @@ def test_two_processes_give_the_same_counts(recipes, finished, tmp_path):
 
 BAD = {
     "missing model": (["--model_name_or_path", "./nowhere"], "--model_name_or_path: there is no folder ./nowhere"),
-    "missing data": (["--dataset", "./nowhere"], "--model_name_or_path: give a classifier of ./nowhere"),
-    "rank too large": (["--lora_rank", "17"], "--lora_rank: 17 is more than vit.layers.0.attention.q_proj (16, 16)"),
-    "no rank": (["--lora_rank", "0"], "--lora_rank: 0 is too few"),
+    "missing data": (["--dataset", "./nowhere"], "--model_name_or_path: give a "),
+    "rank too large": (["--lora_rank", "17"], "--lora_rank: 17 is more than "),
+    "no rank": (["--lora_rank", "0"], "--lora_rank: 0 is out of range; give at least 1"),
+    "unknown task": (["--task", "text"], "--task: unknown 'text'; "),
+    "task of no sparse form": (["--task", "modular_addition"], "--task: unknown 'modular_addition'; known are image"),
     "unknown recipe": (["--recipe", "vit_digit_finetune"], "did you mean vit_digits_finetune"),
     "unknown vanilla recipe": (["--vanilla_recipe", "vit_digit"], "did you mean vit_digits"),
-    "negative steps": (["--mixing_steps", "-1"], "--mixing_steps: -1 is negative"),
-    "unknown field": (["--model.zeroth_bais", "true"], "--model.zeroth_bais: sparse_vit has no such field"),
+    "negative steps": (["--mixing_steps", "-1"], "--mixing_steps: -1 is out of range; give at least 0"),
+    "unknown field": (["--model.zeroth_bais", "true"], "--model.zeroth_bais: sparse_"),
     "named checkpoint": (["--resume_from_checkpoint", "x"], "--resume_from_checkpoint: 'x'"),
+}
+BAD_OF_TASK = {
+    "image": {
+        "rank of a matrix": (["--lora_rank", "17"], "17 is more than vit.layers.0.attention.q_proj (16, 16) allows"),
+        "what is asked for": (["--dataset", "./nowhere"], "give a classifier of ./nowhere to finetune"),
+    },
+    "t5": {
+        "rank of a matrix": (["--lora_rank", "17"], "17 is more than encoder.block.0.layer.0.SelfAttention.q"),
+        "what is asked for": (["--dataset", "./nowhere"], "give a T5 of ./nowhere to finetune"),
+        "argument of images": (["--mixup", "0.2"], "--mixup: unknown argument"),
+        "no noise": (["--noise_density", "0"], "--noise_density: 0.0 is out of range; give more than 0"),
+        "field of images": (["--model.hidden_act", "relu"], "--model.hidden_act: sparse_t5 has no such field"),
+    },
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input(case, recipes, tmp_path, capsys, monkeypatch):
-    args, message = BAD[case]
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_info:
-        finetune_sparsity.main(["--recipe", recipes[1], "--output_dir", "out", *args])
-    assert exit_info.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ViTForImageClassification(ViTConfig(num_hidden_layers=1, image_size=8, num_labels=7, patch_size=4)),
-         "--dataset: it has 10 classes, but"),
-        (lambda: DeiTForImageClassification(DeiTConfig(num_hidden_layers=1, image_size=8, patch_size=4)),
-         "is a deit; the recipe is for vit and"),
-    ],
-    ids=["class count", "family"],
-)  # fmt: skip
-def test_checkpoint_that_does_not_fit(make, message, recipes, tmp_path, capsys):
-    make().save_pretrained(tmp_path / "model")
-    with pytest.raises(SystemExit):
-        finetune(recipes, tmp_path / "out", "--model_name_or_path", str(tmp_path / "model"))
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    ("task", "case"), [(task, case) for task, more in BAD_OF_TASK.items() for case in (*BAD, *more)]
+)
+def test_bad_input(task, case, tmp_path, capsys, monkeypatch):
+    args, message = (BAD | BAD_OF_TASK[task])[case]
+    runs = Finetunings(JOBS[task], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    runs.refuse("out", *args)
+    assert message in error_line(capsys)
+    assert not list(tmp_path.iterdir())

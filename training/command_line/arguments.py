@@ -120,7 +120,7 @@ class _Parser(HfArgumentParser):
             UsageError: for an unknown argument or a value of the wrong type.
         """
         marker = object()
-        names = [action.dest for action in self._actions if action.default is not argparse.SUPPRESS]
+        names = {action.dest for action in self._actions if action.default is not argparse.SUPPRESS}
         namespace, unknown = self.parse_known_args(args, type("Namespace", (), dict.fromkeys(names, marker))())
         if unknown:
             flag = unknown[0].split("=")[0]

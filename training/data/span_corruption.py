@@ -81,7 +81,8 @@ class SpanCorruption:
         self.num_kept_tokens = lengths.num_tokens - lengths.num_noise_tokens
 
     def __call__(self, tokens: np.ndarray, seeds: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """
+        """Corrupt a batch of texts.
+
         Args:
             tokens: `(batch, num_tokens)`.
             seeds: non-negative integers for each text, on which alone its spans depend.

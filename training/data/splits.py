@@ -60,7 +60,8 @@ def choose_splits(splits: Mapping[str, Any], arguments: SourceArguments) -> tupl
         name = getattr(arguments, flag)
         if name is not None and name not in splits:
             raise ValueError(f"{flag}: {arguments.dataset} has no split {name!r}; it has {', '.join(splits)}")
-    eval_split = arguments.eval_split or next((name for name in EVAL_SPLITS if name in splits), None)
+    others = [name for name in EVAL_SPLITS if name in splits and name != arguments.train_split]
+    eval_split = arguments.eval_split or next(iter(others), None)
     return splits[arguments.train_split], splits.get(eval_split), eval_split
 
 

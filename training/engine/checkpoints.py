@@ -47,10 +47,10 @@ def load_checkpoint(path: Path, accelerator: Accelerator, model: nn.Module) -> d
     try:
         load_model(model, path / WEIGHTS_FILE)
         states = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError) as error:
-        message = str(error).splitlines()[0]
+    except Exception as error:  # the readers of broken files raise many types
+        message = single_line(next(iter(str(error).splitlines()), type(error).__name__))
         raise ValueError(
-            f"resume_from_checkpoint: {path} is no checkpoint of this run ({single_line(message)}); give another one"
+            f"resume_from_checkpoint: {path} is no checkpoint of this run ({message}); give another one"
         ) from error
     if accelerator.scaler and states["scaler"]:
         accelerator.scaler.load_state_dict(states["scaler"])

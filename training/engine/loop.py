@@ -78,8 +78,11 @@ def train(
 
     Raises:
         NonFiniteLoss: says at which step; the last good checkpoint stays.
-        ValueError: if `resume_from` is no checkpoint of this training.
+        ValueError: if two observers share a name, or `resume_from` is no checkpoint of this training.
     """
+    names = [observer.name for observer in observers]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two observers share a name, by which their states are told apart: {', '.join(names)}")
     plan = Plan.of(task.train_loader, arguments)
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of the optimization, its checkpoints and its logging, which every script shares."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,7 +38,9 @@ class LoopArguments:
     )
     gradient_accumulation_steps: int = argument("Micro-batches that an optimizer step is made of.", 1, at_least=1)
     eval_batch_size: int = argument("Examples per evaluation batch and process.", 256, at_least=1, free_on_resume=True)
-    num_epochs: float = argument("Passes over the training data.", 10.0, at_least=0, free_on_resume=True, on_card=True)
+    num_epochs: float = argument(
+        "Passes over the training data.", 10.0, at_least=0, below=math.inf, free_on_resume=True, on_card=True
+    )
     max_steps: int = argument(
         "Optimizer steps; if positive, in place of --num_epochs.", 0, at_least=0, free_on_resume=True
     )
@@ -59,7 +62,9 @@ class LoopArguments:
         on_card=True,
     )
     warmup_steps: int = argument("Optimizer steps over which the learning rate rises from 0.", 0, at_least=0)
-    warmup_epochs: float = argument("The same in epochs; taken where --warmup_steps is 0.", 0.0, at_least=0)
+    warmup_epochs: float = argument(
+        "The same in epochs; taken where --warmup_steps is 0.", 0.0, at_least=0, below=math.inf
+    )
     max_grad_norm: float = argument("Clip the gradient to this norm; 0 does not clip.", 1.0, at_least=0)
     label_smoothing: float = argument("Label smoothing.", 0.0, at_least=0, below=1, on_card=True)
     mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
@@ -72,7 +77,11 @@ class LoopArguments:
         "Log the loss and the sparsity of training batches every so many steps.", 50, at_least=1, free_on_resume=True
     )
     eval_epochs: float = argument(
-        "Evaluate and write a checkpoint every so many epochs, and at the end.", 1.0, above=0, free_on_resume=True
+        "Evaluate and write a checkpoint every so many epochs, and at the end.",
+        1.0,
+        above=0,
+        below=math.inf,
+        free_on_resume=True,
     )
     keep_checkpoints: int = argument(
         "Newest checkpoints to keep; resuming needs one.", 1, at_least=1, free_on_resume=True

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin
 from timm.optim import create_optimizer_v2, get_optimizer_info, param_groups_weight_decay
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers.utils.logging import disable_progress_bar
 
-from sparsight.configuration.messages import single_line
+from sparsight.configuration.messages import nearest, single_line
 from sparsight.training.engine.batches import find_order
 from sparsight.training.engine.loop_arguments import LoopArguments
 
@@ -25,23 +26,38 @@ def make_accelerator(arguments: LoopArguments) -> Accelerator:
         ValueError: if the tracker or the precision is not to be had here.
     """
     disable_progress_bar()  # transformers would draw one for each checkpoint, through the run's own
+    _check_tracker(arguments.report_to)
     try:
-        return Accelerator(
+        accelerator = Accelerator(
             mixed_precision=arguments.mixed_precision,
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1, sync_with_dataloader=False),
             log_with=None if arguments.report_to == "none" else arguments.report_to,
             project_dir=arguments.output_dir,
         )
     except ValueError as error:
-        name = "mixed_precision" if "precision" in str(error) else "report_to"
-        raise ValueError(f"{name}: {single_line(error)}") from error
+        raise ValueError(f"mixed_precision: {single_line(error)}") from error
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("mixed_precision: fp16 is not computed on a CPU; give bf16 or no")
+    return accelerator
+
+
+def _check_tracker(name: str) -> None:
+    """Raise a ValueError unless a tracker is known and installed; accelerate would log nothing, without a word."""
+    known = [str(tracker) for tracker in LOGGER_TYPE_TO_CLASS]
+    if name in ("none", "all"):
+        return
+    if name not in known:
+        raise ValueError(f"report_to: unknown {name!r}; {nearest(name, [*known, 'all', 'none'])}")
+    if name not in map(str, get_available_trackers()):
+        raise ValueError(f"report_to: {name} is not installed; `pip install {name}`, or give another tracker or none")
 
 
 def make_optimizer(model: nn.Module, arguments: LoopArguments) -> torch.optim.Optimizer:
     """The optimizer, without weight decay on norm scales, biases and zeroth biases."""
     info = get_optimizer_info(arguments.optimizer)
     groups = param_groups_weight_decay(model, arguments.weight_decay, no_weight_decay_list=("*zeroth_bias*",))
-    betas = {"betas": (arguments.adam_beta1, arguments.adam_beta2)} if info.has_betas else {}
+    has_two = info.has_betas and info.num_betas == 2
+    betas = {"betas": (arguments.adam_beta1, arguments.adam_beta2)} if has_two else {}
     return create_optimizer_v2(groups, arguments.optimizer, lr=arguments.learning_rate, **betas)
 
 

@@ -73,22 +73,29 @@ class ModularAddition(Task):
         a, b = torch.cartesian_prod(torch.arange(p), torch.arange(p)).T
         tokens, targets = torch.stack((a, b, torch.full_like(a, p)), dim=1), (a + b) % p
         order = torch.randperm(p * p, generator=torch.Generator().manual_seed(self.loop.seed))
-        train, held_out = order.tensor_split([round(self.arguments.train_share * p * p)])
+        number = round(self.arguments.train_share * p * p)
+        if not 0 < number < p * p:
+            raise ValueError(
+                f"train_share: {self.arguments.train_share} of {p * p} pairs is {number}; leave some to either side"
+            )
+        train, held_out = order.tensor_split([number])
         return Sums(*(TensorDataset(tokens[part], targets[part]) for part in (train, held_out)))
 
     def make_model(self, start: ModelArguments) -> tuple[PreTrainedModel, None]:
         """A fresh model of a family with p + 1 tokens, or a checkpoint; there is no processor.
 
         Raises:
-            ValueError: if the family, a field of its config or the checkpoint is not there, or a value is nonsense.
+            ValueError: if the family, a field of its config or the checkpoint is not there, a value is nonsense, or
+                the model has another number of tokens.
         """
         size = self.arguments.modulus + 1
         if start.model_name_or_path is None:
             fixed = {"vocab_size": size, "max_position_embeddings": 3, "bos_token_id": None, "eos_token_id": None}
             config = make_config(self.families(), start.model_type, start.model, **fixed)
-            return self.auto_class.from_config(config), None
-        model = load_pretrained(start.model_name_or_path, self.auto_class, **start.model)
-        self.check_model(start.model_name_or_path, model, None)
+            model = self.auto_class.from_config(config)
+        else:
+            model = load_pretrained(start.model_name_or_path, self.auto_class, **start.model)
+        self.check_model(start.model_name_or_path or "the model", model, None)
         return model, None
 
     def load_processor(self, name: str, config: PreTrainedConfig) -> None:

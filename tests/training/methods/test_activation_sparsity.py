@@ -1,6 +1,6 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe's parts: invariants of algorithms 1 and 2, mixing, PEFT, and transformers' Trainer."""
+"""The method's parts: invariants of algorithms 1 and 2, mixing, PEFT, and transformers' Trainer."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTModel
 
 from helpers import randomize
 from sparsight import SparseViTConfig, SparseViTForImageClassification
-from sparsight.training.sparsity import (
+from sparsight.training.methods.activation_sparsity import (
     ActivationMixing,
     LayerNormUplift,
     SparsityCallback,

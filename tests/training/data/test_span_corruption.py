@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparsight.training.span_corruption import SpanCorruption, SpanLengths
+from sparsight.training.data.span_corruption import SpanCorruption, SpanLengths
 
 
 EOS = 1
