@@ -44,6 +44,12 @@ class _MixedJSReLU(torch.autograd.Function):
         return torch.where(output > 0, grad_output * slope, 0), None, None
 
 
+def _mix(hidden_states: torch.Tensor, portion: torch.Tensor | float, linear_above: float | None) -> torch.Tensor:
+    # A graph that `torch.jit.trace` records can be saved with plain operations only.
+    function = _MixedJSReLU.forward if torch.jit.is_tracing() else _MixedJSReLU.apply
+    return function(hidden_states, portion, linear_above)
+
+
 def _check_linear_above(linear_above: float | None) -> None:
     if linear_above is not None and not 0 < linear_above < math.inf:
         raise ValueError(f"`linear_above` must be a positive finite number or None, got {linear_above}")
@@ -68,7 +74,7 @@ class JSReLU(nn.Module):
         self.linear_above = linear_above
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return _MixedJSReLU.apply(hidden_states, 1.0, self.linear_above)
+        return _mix(hidden_states, 1.0, self.linear_above)
 
     def extra_repr(self) -> str:
         return "" if self.linear_above is None else f"linear_above={self.linear_above}"
@@ -95,7 +101,7 @@ class MixedActivation(nn.Module):
         self.register_buffer("portion", torch.tensor(float(portion)), persistent=False)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return _MixedJSReLU.apply(hidden_states, self.portion, self.linear_above)
+        return _mix(hidden_states, self.portion, self.linear_above)
 
     extra_repr = JSReLU.extra_repr
 

@@ -8,10 +8,10 @@ python -m sparsight.modeling.convert_crate --checkpoint crate-base --output crat
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoConfig
 from transformers.utils import logging
@@ -21,9 +21,11 @@ from sparsight.configuration.console import ConsoleParser
 from sparsight.configuration.messages import single_line
 from sparsight.modeling.crate_checkpoints import (
     ConversionError,
+    check_weights,
     config_from_official,
     from_official,
     image_processor_for,
+    listed,
     load_official_checkpoint,
     to_official,
 )
@@ -71,20 +73,29 @@ def convert_back(args: argparse.Namespace) -> str:
     if not (args.checkpoint / "config.json").is_file():
         raise ConversionError(f"--checkpoint {args.checkpoint}: with --reverse, give a folder that has a config.json")
     try:
-        config = AutoConfig.from_pretrained(args.checkpoint, local_files_only=True)
+        config = AutoConfig.from_pretrained(args.checkpoint, local_files_only=True, trust_remote_code=False)
         if not isinstance(config, CrateConfig):
             raise ValueError(f"its model type is {config.model_type}")
         model, info = CrateForImageClassification.from_pretrained(
-            args.checkpoint, config=config, local_files_only=True, output_loading_info=True
+            args.checkpoint,
+            config=config,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
         if missing := info["missing_keys"]:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise ValueError(f"it lacks {listed(missing)}")
+        if left_over := info["unexpected_keys"]:
+            raise ValueError(f"its config.json leaves out {listed(left_over)}")
+        if misshapen := info["mismatched_keys"]:
+            raise ValueError(f"its config.json has other shapes of {listed(name for name, *_ in misshapen)}")
+    except Exception as error:  # of any kind: transformers reads a cut or altered folder until something does not fit
         raise ConversionError(
             f"--checkpoint {args.checkpoint}: is no CRATE classifier ({single_line(error)}); give a folder "
             "that `CrateForImageClassification.save_pretrained` wrote"
         ) from error
     state_dict = to_official(model)
+    check_weights(state_dict)
     with written_beside(args.output) as file:
         if args.output.suffix == ".safetensors":
             save_file(state_dict, file)
@@ -122,6 +133,7 @@ def main(argv: list[str] | None = None, prog: str = "python -m sparsight.modelin
     # What goes to stderr is one line about what is wrong.
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    warnings.simplefilter("ignore")
     try:
         recover(args.output)
         _check_output(args.output, args.checkpoint, args.overwrite)

@@ -2,15 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layout of the authors' CRATE checkpoints, read and written."""
 
+import argparse
 import math
-import pickle
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -38,6 +37,9 @@ _PARAMETERS = {
 }
 # What the authors' code has fixed, so that a checkpoint in its layout cannot have it otherwise.
 _FIXED_BY_AUTHORS = {"nonnegative": True, "layer_norm_eps": 1e-5}
+# What training scripts put a state dict under, and what DDP and torch.compile put before its names.
+_WRAPPINGS = ("state_dict", "model_state_dict", "model")
+_PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+")
 
 
 class ConversionError(ValueError):
@@ -57,17 +59,19 @@ def _official_names(config: CrateConfig) -> dict[str, str]:
     return names
 
 
-def _listed(keys: Iterable[str], limit: int = 12) -> str:
+def listed(keys: Iterable[str], limit: int = 12) -> str:
+    """The first of these keys, as part of a message of one line."""
     keys = sorted(keys)
     more = f" and {len(keys) - limit} more" if len(keys) > limit else ""
-    return ", ".join(keys[:limit]) + more
+    return ", ".join((key if key.isprintable() else ascii(key))[:100] for key in keys[:limit]) + more
 
 
 def load_official_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
-    """Reads a checkpoint in the authors' layout, without its `state_dict` and `module.` wrappings.
+    """Reads a checkpoint in the authors' layout, without what wraps the state dict and without `module.` in its names.
 
     Args:
-        path: a `.safetensors` file or a torch pickle, which is loaded with `weights_only=True`.
+        path: a `.safetensors` file or a torch pickle, which is loaded with `weights_only=True`. The state dict may lie
+            under `state_dict`, `model_state_dict` or `model`.
 
     Raises:
         ConversionError: if there is no such file, or it holds anything but named tensors.
@@ -79,20 +83,59 @@ def load_official_checkpoint(path: str | Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".safetensors":
             checkpoint = load_file(path)
         else:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, EOFError, RuntimeError, ValueError) as error:
+            # Training scripts save their arguments too.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of any kind: torch parses a cut or altered file until something does not fit
         raise ConversionError(
-            f"--checkpoint {path}: cannot be read as a file of tensors; give a .pth that "
+            f"--checkpoint {path}: cannot be read as a file of tensors; give a whole .pth that "
             "`torch.load(weights_only=True)` accepts, or a .safetensors file"
         ) from error
-    if isinstance(checkpoint, dict) and isinstance(checkpoint.get("state_dict"), dict):
-        checkpoint = checkpoint["state_dict"]
-    if not isinstance(checkpoint, dict) or not all(isinstance(value, torch.Tensor) for value in checkpoint.values()):
+    checkpoint = _unwrap(checkpoint)
+    if not isinstance(checkpoint, dict) or not all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in checkpoint.items()
+    ):
         raise ConversionError(
             f"--checkpoint {path}: holds no state dict; give a file with tensors by name, or with them under "
-            '"state_dict"'
+            f"{' or '.join(_WRAPPINGS)}"
         )
-    return {key.removeprefix("module."): value for key, value in checkpoint.items()}
+    state_dict = {_PREFIXES.sub("", key): value for key, value in checkpoint.items()}
+    if len(state_dict) < len(checkpoint):
+        raise ConversionError(
+            f"--checkpoint {path}: has some weights twice, with and without `module.` before their names; give a file "
+            "with one model"
+        )
+    return state_dict
+
+
+def _unwrap(checkpoint: object) -> object:
+    for _ in _WRAPPINGS:
+        inner = checkpoint if isinstance(checkpoint, dict) else {}
+        checkpoint = next((inner[name] for name in _WRAPPINGS if isinstance(inner.get(name), dict)), checkpoint)
+    return checkpoint
+
+
+def check_weights(state_dict: dict[str, torch.Tensor]) -> None:
+    """Sees to it that the weights are finite floating-point numbers.
+
+    Raises:
+        ConversionError: naming those that are not.
+    """
+    if odd := [
+        f"{name} ({str(value.dtype if value.layout == torch.strided else value.layout).removeprefix('torch.')})"
+        for name, value in state_dict.items()
+        if value.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        or value.layout != torch.strided
+    ]:
+        raise ConversionError(
+            f"--checkpoint: weights that are no plain floating-point numbers: {listed(odd)}; give the checkpoint from "
+            "before it was quantised or pruned"
+        )
+    if diverged := [name for name, value in state_dict.items() if not value.isfinite().all()]:
+        raise ConversionError(
+            f"--checkpoint: NaN or infinite values in {listed(diverged)}; give a checkpoint from before the training "
+            "diverged"
+        )
 
 
 def _image_and_patch_size(
@@ -102,6 +145,9 @@ def _image_and_patch_size(
     patch_size: tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[int, int], int]:
     """Image size, patch size and number of channels that give these shapes; square ones where there is a choice."""
+    for name, size in (("image_size", image_size), ("patch_size", patch_size)):
+        if size is not None and min(size) < 1:
+            raise ConversionError(f"--{name} {size[0]} {size[1]}: must be positive; give height and width in pixels")
     if image_size is None:
         rows = math.isqrt(num_patches)
         # Three channels or one, before any other number that fits.
@@ -137,6 +183,10 @@ def _image_and_patch_size(
     return image_size, patch, patch_dim // math.prod(patch)
 
 
+def _has_dimensions(tensor: torch.Tensor | None, ndim: int) -> bool:
+    return tensor is not None and tensor.ndim == ndim and tensor.numel() > 0
+
+
 def config_from_official(
     state_dict: dict[str, torch.Tensor],
     num_attention_heads: int,
@@ -163,10 +213,10 @@ def config_from_official(
         "transformer.layers.0.0.fn.qkv.weight": 2,
         "mlp_head.1.weight": 2,
     }
-    if missing := [key for key, ndim in dimensions.items() if key not in state_dict or state_dict[key].ndim != ndim]:
+    if missing := [key for key, ndim in dimensions.items() if not _has_dimensions(state_dict.get(key), ndim)]:
         raise ConversionError(
-            f"--checkpoint: no CRATE classifier in the authors' layout: keys {_listed(missing)} are missing or "
-            f"misshapen among {_listed(state_dict) or 'none'}; give an official CRATE checkpoint"
+            f"--checkpoint: no CRATE classifier in the authors' layout: keys {listed(missing)} are missing or "
+            f"misshapen among {listed(state_dict) or 'none'}; give an official CRATE checkpoint"
         )
     hidden_size, patch_dim = state_dict["to_patch_embedding.2.weight"].shape
     subspaces_dim = state_dict["transformer.layers.0.0.fn.qkv.weight"].shape[0]
@@ -182,13 +232,15 @@ def config_from_official(
             f"--num_attention_heads {num_attention_heads}: transformer.layers.0.0.fn.to_out.0.weight {finding}; give "
             "the number of heads that the model was trained with"
         )
-    image_size, patch_size, num_channels = _image_and_patch_size(
-        state_dict["pos_embedding"].shape[1] - 1, patch_dim, image_size, patch_size
-    )
-    layers = {int(match[1]) for key in state_dict if (match := re.match(r"transformer\.layers\.(\d+)\.", key))}
+    num_patches = state_dict["pos_embedding"].shape[1] - 1
+    layers = {int(match[1]) for key in state_dict if (match := re.match(r"transformer\.layers\.(\d{1,9})\.", key))}
+    if num_patches < 1 or layers != set(range(len(layers))):
+        lacking = "pos_embedding has no row of a patch" if num_patches < 1 else "layers are missing before the last"
+        raise ConversionError(f"--checkpoint: {lacking}; give an unmodified CRATE checkpoint")
+    image_size, patch_size, num_channels = _image_and_patch_size(num_patches, patch_dim, image_size, patch_size)
     sizes = {
         "hidden_size": hidden_size,
-        "num_hidden_layers": max(layers) + 1,
+        "num_hidden_layers": len(layers),
         "num_attention_heads": num_attention_heads,
         "head_dim": subspaces_dim // num_attention_heads,
         "image_size": image_size[0] if image_size[0] == image_size[1] else image_size,
@@ -207,14 +259,15 @@ def from_official(state_dict: dict[str, torch.Tensor], config: CrateConfig) -> C
     """The model of a checkpoint in the authors' layout, in the checkpoint's precision and in evaluation mode.
 
     Raises:
-        ConversionError: if keys are missing or left over, or have other shapes than `config` says; it lists them.
+        ConversionError: if keys are missing or left over, have other shapes than `config` says, or hold anything but
+            finite floating-point numbers; it lists them.
     """
     names = _official_names(config)
     missing, left_over = set(names.values()) - state_dict.keys(), state_dict.keys() - set(names.values())
     if missing or left_over:
         raise ConversionError(
-            f"--checkpoint: keys do not match CRATE's; missing: {_listed(missing) or 'none'}; left over: "
-            f"{_listed(left_over) or 'none'}; give an unmodified CRATE checkpoint"
+            f"--checkpoint: keys do not match CRATE's; missing: {listed(missing) or 'none'}; left over: "
+            f"{listed(left_over) or 'none'}; give an unmodified CRATE checkpoint"
         )
     with torch.device("meta"):
         model = CrateForImageClassification(config)
@@ -225,8 +278,9 @@ def from_official(state_dict: dict[str, torch.Tensor], config: CrateConfig) -> C
         if state_dict[official].shape != expected[ours].shape
     ]:
         raise ConversionError(
-            f"--checkpoint: shapes contradict each other: {_listed(misshapen)}; give an unmodified CRATE checkpoint"
+            f"--checkpoint: shapes contradict each other: {listed(misshapen)}; give an unmodified CRATE checkpoint"
         )
+    check_weights(state_dict)
     # `contiguous`: safetensors stores no views.
     model.load_state_dict(
         {ours: state_dict[official].contiguous() for ours, official in names.items()}, strict=True, assign=True

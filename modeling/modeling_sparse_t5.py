@@ -3,9 +3,11 @@
 """Sparse T5: transformers' T5 with a doubly biased feed-forward block and JSReLU (arXiv 2309.03004)."""
 
 import copy
+import functools
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 from transformers import (
     AutoModel,
     AutoModelForSeq2SeqLM,
@@ -18,7 +20,7 @@ from transformers import (
     T5PreTrainedModel,
     T5Tokenizer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 from transformers.models.t5.modeling_t5 import (
     T5Block,
     T5DenseActDense,
@@ -28,9 +30,11 @@ from transformers.models.t5.modeling_t5 import (
     T5Stack,
 )
 from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
 
 from sparsight.configuration.configuration_sparse_t5 import SparseT5Config
 from sparsight.modeling.activations import MixedActivation
+from sparsight.modeling.losses import token_loss
 from sparsight.modeling.remote_code import RemoteCodeMixin
 from sparsight.modeling.sparse_model import SparseModelMixin
 from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, ZerothBias
@@ -95,6 +99,22 @@ class SparseT5LayerFF(T5LayerFF, DoublyBiasedBlock):
     def forward(self, hidden_states: torch.Tensor, token_positions: torch.Tensor) -> torch.Tensor:
         forwarded_states = self.DenseReluDense(self.layer_norm(hidden_states), token_positions)
         return hidden_states + self.dropout(forwarded_states)
+
+
+def _count_earlier_tokens(attention_mask: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """How many tokens the mask leaves before each of those at `columns`: `(batch, tokens)`.
+
+    Args:
+        attention_mask: `(batch, columns)`, or `(batch, 1, tokens, columns)` as attention takes it: True, or 0 where it
+            is added to the scores.
+        columns: of these tokens, `(tokens,)`. Those beyond the mask's end are masked, as in transformers.
+    """
+    if attention_mask.ndim == 2:
+        counts = nn.functional.pad(attention_mask.bool().cumsum(1), (1, 0))
+        return counts[:, columns.clamp(max=attention_mask.shape[1])]
+    attended = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    is_earlier = torch.arange(attended.shape[-1], device=columns.device) < columns.unsqueeze(1)
+    return (attended[:, 0] & is_earlier).sum(-1)
 
 
 def _clamp_infinities(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -175,7 +195,7 @@ class SparseT5Stack(SparseT5PreTrainedModel, T5Stack):
         if self.config.zeroth_bias and (tokens := input_ids if inputs_embeds is None else inputs_embeds) is not None:
             # transformers renamed `past_key_values` to `cache` within version 5.
             cache = kwargs.get("cache", kwargs.get("past_key_values")) if self.is_decoder else None
-            token_positions = self._find_token_positions(tokens, cache)
+            token_positions = self._find_token_positions(tokens, attention_mask, cache)
         return super().forward(
             input_ids,
             attention_mask,
@@ -186,12 +206,20 @@ class SparseT5Stack(SparseT5PreTrainedModel, T5Stack):
             **kwargs,
         )
 
-    def _find_token_positions(self, tokens: torch.Tensor, cache: Cache | None) -> torch.Tensor:
-        """`(tokens,)`: the number of tokens in the cache and upwards. A static cache has it on the device."""
+    def _find_token_positions(
+        self, tokens: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
+    ) -> torch.Tensor:
+        """Each token's place among those that the mask leaves: `(batch, tokens)`, or `(tokens,)` without a mask."""
+        # A static cache has this number on the device.
         num_cached = 0 if cache is None else cache.get_seq_length()
         if not torch.compiler.is_compiling():
             self._warn_beyond_zeroth_bias(tokens.shape[1], num_cached, cache)
-        return torch.arange(tokens.shape[1], device=tokens.device) + num_cached
+        columns = torch.arange(tokens.shape[1], device=tokens.device) + num_cached
+        if isinstance(attention_mask, BlockMask):
+            attention_mask = create_mask(
+                attention_mask.mask_mod, *attention_mask.shape[:2], *attention_mask.seq_lengths, columns.device
+            )
+        return columns if attention_mask is None else _count_earlier_tokens(attention_mask, columns)
 
     def _warn_beyond_zeroth_bias(self, num_tokens: int, num_cached: int | torch.Tensor, cache: Cache | None) -> None:
         # The length of a static cache is an upper bound that can be had without waiting for the device.
@@ -233,6 +261,19 @@ class SparseT5ForConditionalGeneration(SparseT5PreTrainedModel, T5ForConditional
         self.encoder, self.decoder = _make_stacks(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    # With the parent's signature, in which `Trainer` looks up the columns of a data set that the model takes.
+    @functools.wraps(T5ForConditionalGeneration.forward)
+    @can_return_tuple
+    def forward(self, *args, num_items_in_batch: torch.Tensor | int | None = None, **kwargs) -> Seq2SeqLMOutput:
+        if num_items_in_batch is None or kwargs.get("labels") is None:
+            return super().forward(*args, **kwargs, return_dict=True)
+        # T5 takes the mean of each micro-batch, where `Trainer` goes by the tokens of all of them together.
+        labels = kwargs.pop("labels")
+        if kwargs.get("decoder_input_ids") is None and kwargs.get("decoder_inputs_embeds") is None:
+            kwargs["decoder_input_ids"] = self._shift_right(labels)
+        outputs = super().forward(*args, **kwargs, return_dict=True)
+        return Seq2SeqLMOutput(token_loss(labels, outputs.logits, num_items_in_batch), **outputs)
 
 
 class SparseT5EncoderModel(SparseT5PreTrainedModel, T5EncoderModel):

@@ -25,6 +25,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer, ViTMLP
 
 from sparsight.configuration.configuration_sparse_vit import SparseViTConfig
 from sparsight.modeling.activations import MixedActivation
+from sparsight.modeling.losses import image_classification_loss
 from sparsight.modeling.remote_code import RemoteCodeMixin
 from sparsight.modeling.sparse_model import SparseModelMixin
 from sparsight.modeling.zeroth_bias import DoublyBiasedBlock, PatchZerothBias
@@ -86,6 +87,19 @@ class SparseViTPreTrainedModel(RemoteCodeMixin, SparseModelMixin, ViTPreTrainedM
     _no_split_modules = ["ViTEmbeddings", "SparseViTLayer"]
 
 
+def _rename_older_keys(model: nn.Module, state_dict: dict[str, torch.Tensor], prefix: str, *_) -> None:
+    """Puts ViT's older key names right, under which `save_pretrained` writes, before a state dict is loaded.
+
+    `from_pretrained` does so by itself; `Trainer`, which resumes and loads the best model with `load_state_dict`, not.
+    """
+    renamings = get_checkpoint_conversion_mapping("SparseViTModel")
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        name = key.removeprefix(prefix)
+        for renaming in renamings:
+            name, _ = renaming.rename_source_key(name)
+        state_dict[prefix + name] = state_dict.pop(key)
+
+
 class SparseViTModel(SparseViTPreTrainedModel, ViTModel):
     """The bare Sparse ViT. Inputs and outputs are those of [`ViTModel`]."""
 
@@ -96,6 +110,7 @@ class SparseViTModel(SparseViTPreTrainedModel, ViTModel):
         self.layers = nn.ModuleList([SparseViTLayer(config) for _ in range(config.num_hidden_layers)])
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooler = ViTPooler(config) if add_pooling_layer else None
+        self.register_load_state_dict_pre_hook(_rename_older_keys)
         self.post_init()
 
     def forward(self, pixel_values: torch.Tensor | None = None, **kwargs) -> BaseModelOutputWithPooling:
@@ -112,6 +127,7 @@ class SparseViTForImageClassification(SparseViTPreTrainedModel, ViTForImageClass
         self.num_labels = config.num_labels
         self.vit = SparseViTModel(config, add_pooling_layer=False)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
+        self.loss_function = image_classification_loss
         self.post_init()
 
 

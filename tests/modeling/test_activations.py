@@ -105,6 +105,18 @@ def test_changing_the_portion_recompiles_nothing():
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("activation", [JSReLU(), JSReLU(2.0), MixedActivation(0.4), MixedActivation(0.4, 2.0)])
+def test_traced_graph_is_saved_and_differentiable(activation, tmp_path):
+    x, other = torch.randn(30), torch.randn(30) * 3
+    torch.jit.trace(torch.nn.Sequential(activation), (x,)).save(tmp_path / "traced.pt")
+    traced = torch.jit.load(tmp_path / "traced.pt")
+    found, expected = other.clone().requires_grad_(), other.clone().requires_grad_()
+    traced(found).square().sum().backward()
+    activation(expected).square().sum().backward()
+    torch.testing.assert_close(traced(other), activation(other), rtol=0, atol=0)
+    torch.testing.assert_close(found.grad, expected.grad)
+
+
 def test_any_transformers_model_can_name_it():
     config = ViTConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=4, patch_size=2

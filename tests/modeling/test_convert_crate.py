@@ -1,5 +1,7 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
+import argparse
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +23,12 @@ from transformers import (
 from helpers import snapshot
 from sparsight import CrateConfig, CrateForImageClassification, CrateModel
 from sparsight.modeling.convert_crate import main
-from sparsight.modeling.crate_checkpoints import config_from_official, from_official, to_official
+from sparsight.modeling.crate_checkpoints import (
+    config_from_official,
+    from_official,
+    load_official_checkpoint,
+    to_official,
+)
 from sparsight.modeling.files import temporary_path
 from sparsight.modeling.remote_code import collect_source_files
 
@@ -160,6 +167,19 @@ BAD_INPUTS = [
     "step size",
     "pooling",
     "no checkpoint",
+    "zero image size",
+    "negative patch size",
+    "int8",
+    "sparse",
+    "NaN",
+    "infinity",
+    "numbers for names",
+    "names twice",
+    "unprintable name",
+    "layer missing",
+    "layer far away",
+    "no patch",
+    "no classes",
 ]
 
 
@@ -172,12 +192,18 @@ def _bad_inputs(folder):
         return ["--checkpoint", folder / name]
 
     heads = ["--num_attention_heads", "3"]
+    matrix = "transformer.layers.1.1.fn.weight"
+
+    def altered(name, change):
+        return saved(name, official | {matrix: change(official[matrix])}) + heads
+
     (folder / "text.pth").write_text("no pickle")
     torch.save({"a": object}, folder / "objects.pth")
     (folder / "text.safetensors").write_text("no tensors")
     vit = ViTForImageClassification(ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8))
     renamed = {name.replace("layers.1.0.norm.weight", "extra"): value for name, value in official.items()}
     misshapen = official | {"transformer.layers.1.1.fn.weight": torch.zeros(3, 3)}
+    gap = {name.replace("layers.1.", "layers.2."): value for name, value in official.items()}
     no_projection = {name: value for name, value in official.items() if ".to_out." not in name}
     rectangular = make_official(image_size=(8, 24))
     good = saved("good.pth", official)
@@ -207,6 +233,34 @@ def _bad_inputs(folder):
         "step size": ([*good, *heads, "--ista_step_size", "-1"], ["--ista_step_size -1", "positive"]),
         "pooling": ([*good, *heads, "--pooling", "max"], ["--pooling", "'max'"]),
         "no checkpoint": (heads, ["--checkpoint"]),
+        "zero image size": ([*good, *heads, "--image_size", "0", "0"], ["--image_size 0 0", "positive"]),
+        "negative patch size": ([*good, *heads, "--patch_size", "-4", "4"], ["--patch_size -4 4", "positive"]),
+        "int8": (
+            saved("int8.pth", {name: value.to(torch.int8) for name, value in official.items()}) + heads,
+            ["cls_token (int8)", "before it was quantised"],
+        ),
+        "sparse": (altered("sparse.pth", lambda weight: weight.to_sparse()), [f"{matrix} (sparse_coo)", "pruned"]),
+        "NaN": (altered("nan.pth", lambda weight: weight * torch.nan), ["NaN", matrix, "before the training"]),
+        "infinity": (altered("infinity.pth", lambda weight: weight / 0), ["infinite", matrix]),
+        "numbers for names": (saved("numbers.pth", dict(enumerate(official.values()))) + heads, ["by name", "model"]),
+        "names twice": (saved("twice.pth", official | {"module.cls_token": torch.ones(1)}) + heads, ["twice"]),
+        "unprintable name": (
+            saved("name.pth", official | {"a\n\x1b\ud800": torch.ones(1)}) + heads,
+            [r"a\n\x1b\ud800"],
+        ),
+        "layer missing": (saved("gap.pth", gap) + heads, ["layers are missing", "give"]),
+        "layer far away": (
+            saved("far.pth", official | {"transformer.layers.99999999.0.norm.weight": torch.ones(12)}) + heads,
+            ["layers are missing", "give"],
+        ),
+        "no patch": (
+            saved("patch.pth", official | {"pos_embedding": torch.zeros(1, 1, 12)}) + heads,
+            ["pos_embedding"],
+        ),
+        "no classes": (
+            saved("class.pth", official | {"mlp_head.1.weight": torch.zeros(0, 12)}) + heads,
+            ["keys mlp_head.1.weight are missing or misshapen"],
+        ),
     }
 
 
@@ -227,6 +281,45 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, name):
     assert captured.err.startswith("python -m sparsight.modeling.convert_crate: error: ")
     assert [text for text in expected if text not in captured.err] == []
     assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("form", ["zip", "pickle", "safetensors"])
+def test_cut_file_is_one_line_and_writes_nothing(tmp_path, capsys, form):
+    """At every length up to some hundred bytes and at many beyond, torch and safetensors fail in ways of their own."""
+    whole, cut = tmp_path / f"whole.{form}", tmp_path / f"cut.{form}"
+    if form == "safetensors":
+        save_file(make_official(), whole)
+    else:
+        torch.save(make_official(), whole, _use_new_zipfile_serialization=form == "zip")
+    content = whole.read_bytes()
+    for length in [*range(0, 300, 7), *range(300, len(content), 499), len(content) - 1]:
+        cut.write_bytes(content[:length])
+        arguments = ["--checkpoint", str(cut), "--num_attention_heads", "3", "--output", str(tmp_path / "model")]
+        assert main(arguments) == 2, length
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"--checkpoint {cut}: cannot be read as a file of tensors; give a whole .pth" in error
+    assert sorted(os.listdir(tmp_path)) == sorted([whole.name, cut.name])
+
+
+WRAPPINGS = {
+    "state_dict": lambda official: {"state_dict": official, "epoch": 3},
+    "model": lambda official: {"model": official, "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)},
+    "model_state_dict": lambda official: {"model_state_dict": official, "loss": 0.1},
+    "model, state_dict": lambda official: {"model": {"state_dict": official}},
+    "name of the model": lambda official: {"model": "crate", "state_dict": official},
+    "compiled": lambda official: {"model": {f"module._orig_mod.{name}": value for name, value in official.items()}},
+    "parameters": lambda official: {name: torch.nn.Parameter(value) for name, value in official.items()},
+}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_every_wrapping_is_taken_off(tmp_path, wrapping):
+    official = make_official()
+    torch.save(WRAPPINGS[wrapping](official), tmp_path / "official.pth")
+    loaded = load_official_checkpoint(tmp_path / "official.pth")
+    assert loaded.keys() == official.keys()
+    assert all(torch.equal(value, official[name]) for name, value in loaded.items())
 
 
 def test_bad_input_from_the_shell(tmp_path):
@@ -349,6 +442,52 @@ def test_reverse_refuses_what_is_no_crate_classifier(tmp_path, capsys, model, ou
     assert error.count("\n") == 1
     assert message in error
     assert not (tmp_path / output).exists()
+
+
+def cut_weights(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def make_weights_nan(folder: Path) -> None:
+    state_dict = load_file(folder / "model.safetensors")
+    state_dict["classifier.bias"].fill_(torch.nan)
+    save_file(state_dict, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_config(**fields):
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | fields))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cut_weights, "incomplete"),
+        (make_weights_nan, "NaN or infinite values in mlp_head.1.bias"),
+        (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
+        (with_config(num_hidden_layers=1), "its config.json leaves out crate.layers.1."),
+        (with_config(num_labels=4), "other shapes of classifier.bias, classifier.weight"),
+        (with_config(hidden_size="twelve"), "hidden_size"),
+        (with_config(patch_size=0), "`patch_size` must be positive"),
+        (with_config(dtype="float33"), "float33"),
+        (with_config(model_type="crates"), "contains custom code"),
+    ],
+)
+def test_reverse_refuses_an_altered_folder(tmp_path, checkpoint, capsys, change, message):
+    assert main([*checkpoint, "--output", str(tmp_path / "model")]) == 0
+    change(tmp_path / "model")
+    capsys.readouterr()
+    assert main(["--reverse", "--checkpoint", str(tmp_path / "model"), "--output", str(tmp_path / "back.pth")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert "give a" in captured.err
+    assert sorted(os.listdir(tmp_path)) == ["model", "official.pth"]
 
 
 @pytest.mark.parametrize("overrides", [{"nonnegative": False}, {"layer_norm_eps": 1e-6}, {"num_labels": 0}])

@@ -75,6 +75,13 @@ def test_torch_export(model, pixel_values):
     torch.testing.assert_close(exported.module()(pixel_values=pixel_values).logits, model(pixel_values).logits)
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_torch_jit_trace(model, pixel_values, tmp_path):
+    torch.jit.trace(model, (pixel_values,), strict=False).save(tmp_path / "traced.pt")
+    traced = torch.jit.load(tmp_path / "traced.pt")
+    torch.testing.assert_close(traced(pixel_values)["logits"], model(pixel_values).logits)
+
+
 def test_onnx(model, pixel_values, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     path = tmp_path / "model.onnx"

@@ -23,6 +23,7 @@ from sparsight.training.engine.checkpoints import find_checkpoints
 from sparsight.training.engine.observers import Observer
 from sparsight.training.engine.task import Task
 from sparsight.training.jobs import task_training
+from sparsight.training.methods.activation_sparsity import find_blocks
 from sparsight.training.tasks import classification, denoising
 
 
@@ -135,17 +136,25 @@ def test_the_printed_table(finished):
 
 def test_options(finished, anew, given):
     """Mixing, uplift at once, no baseline, a given checkpoint, and a field of the config."""
+    smallest = {}
+
+    class LookAtScales(Observer):
+        def begin(self, training):
+            smallest["first"] = min(block.mlp_norm.weight.abs().min().item() for block in find_blocks(training.model))
+
     options = ("--mixing_steps", "8", "--uplift_steps", "0", "--lora_dropout", "0.1", "--max_steps", "6")
-    results = anew("out", *given, *options, "--model.jsrelu_linear_above", "4")
+    options += ("--model.jsrelu_linear_above", "4")
+    results = anew("out", *given, *options, observers=[LookAtScales()])
     assert "lora" not in results
     assert not (anew.folder / "out" / "vanilla").exists()
     merged = anew.script.load(anew.folder / "out" / "merged")
     assert merged.activation_mix == 6 / 8  # stopped before the end of mixing, and saved as it is
     assert merged.config.jsrelu_linear_above == 4
-    biases = [name for name, _ in merged.named_parameters() if anew.job.zeroth_bias in name]
-    for name in biases:
-        assert (merged.get_parameter(name.replace(anew.job.zeroth_bias, anew.job.norm)).abs() >= 1).all()
-    assert len(biases) == len(anew.job.labels)
+    before = finished.script.load(finished.vanilla_of("out"))
+    scales = [scale for name, scale in before.named_parameters() if name.endswith(f"{anew.job.norm}.weight")]
+    assert min(scale.abs().min() for scale in scales) < 1
+    assert smallest["first"] >= 1
+    assert all((block.mlp_norm.weight.abs() >= 1).all() for block in find_blocks(merged))
 
 
 def test_a_tracker_tells_the_trainings_apart_and_observers_see_the_method_alone(finished, anew, given):
@@ -208,7 +217,7 @@ def test_a_second_run_keeps_the_vanilla_model(finished, capsys):
     vanilla, results = snapshot(finished.vanilla_of("out")), finished.results("out")
     finished.refuse("out")
     assert "--overwrite" in error_line(capsys)
-    assert finished("out", "--overwrite") == results
+    assert finished("out", "--overwrite", *CODE) == results
     assert snapshot(finished.vanilla_of("out")) == vanilla
 
 

@@ -131,7 +131,7 @@ def both(tmp_path_factory) -> Path:
         run(f"finetune-{task}", Finetunings(JOBS[task], folder), *few, "--model_name_or_path", checkpoint)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = run_python(*launch, script_testing.__file__, folder / "jobs.json", ACCELERATE_USE_CPU="true")
+    done = run_python(*launch, script_testing.__file__, folder / "jobs.json", timeout=500, ACCELERATE_USE_CPU="true")
     logs = "\n".join(path.read_text()[-2000:] for path in folder.glob("*.err"))
     assert done.returncode == 0, done.stderr[-2000:] + logs
     return folder

@@ -37,6 +37,7 @@ def test_transfer_starts_from_the_checkpoint_with_a_new_head(runs, model_type, n
     runs("run", "--model_name_or_path", runs.folder / "checkpoint", "--max_steps", "1", "--learning_rate", "1e-12")
     transferred = runs.script.load(runs.folder / "run" / "model")
     assert type(transferred) is type(checkpoint)
+    assert transferred.config.id2label == {index: str(index) for index in range(10)}
     for name, parameter in transferred.named_parameters():
         before = checkpoint.get_parameter(name)
         if name.startswith("classifier"):

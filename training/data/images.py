@@ -4,6 +4,7 @@
 
 import io
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +12,10 @@ import datasets
 from accelerate.utils import tqdm
 from PIL import Image
 
-from sparsight.analysis.data import digits_images
+from sparsight.analysis.data import check_mode, digits_images, upright_image
 from sparsight.configuration.messages import single_line
 from sparsight.training.command_line.arguments import argument
+from sparsight.training.data.image_folders import load_image_folder
 from sparsight.training.data.splits import SourceArguments, choose_splits, limit, load_from_hub
 from sparsight.training.engine.places import is_here
 
@@ -41,6 +43,18 @@ class LabelledImages:
     eval: datasets.Dataset
     eval_split: str
     class_names: list[str]
+
+    def in_order_of(self, class_names: list[str]) -> "LabelledImages":
+        """The same images, with the labels that `class_names` give to the same classes.
+
+        Raises:
+            ValueError: if they are the names of other classes.
+        """
+        order = _match_names(self.class_names, class_names)
+        if order == list(range(len(class_names))):
+            return self
+        train, evaluation = (_relabel(images, order, class_names) for images in (self.train, self.eval))
+        return LabelledImages(train, evaluation, self.eval_split, list(class_names))
 
 
 def load_images(source: ImageSource) -> LabelledImages:
@@ -71,12 +85,7 @@ def _load_splits(source: ImageSource) -> datasets.DatasetDict:
     if name == DIGITS:
         return _load_digits()
     if is_here("dataset", name, "folder", f"one, {DIGITS!r}, or a data set of the Hub"):
-        try:
-            return datasets.load_dataset("imagefolder", data_dir=name)
-        except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
-            raise ValueError(
-                f"dataset: no images in {name} ({single_line(error)}); lay it out as train/<class>/<image>"
-            ) from error
+        return load_image_folder(name)
     return load_from_hub(source, DIGITS, "folder")
 
 
@@ -112,14 +121,43 @@ def _select_columns(data: datasets.Dataset, source: ImageSource) -> datasets.Dat
     return data.cast_column("image", datasets.Image(decode=False))
 
 
+def _match_names(own: list[str], others: list[str]) -> list[int]:
+    """For each of our own names, where it stands among the others."""
+    in_order = list(range(len(others)))
+    if len(own) == len(others) and (
+        all(map(re.compile(r"LABEL_\d+").fullmatch, others))  # a checkpoint without names
+        # Folders of ImageNet are named by the numbers of WordNet, in whose order the classes stand everywhere.
+        or (len(own) == 1000 and all(map(re.compile(r"n\d{8}").fullmatch, own)) and own == sorted(own))
+    ):
+        return in_order
+    places = {name: place for place, name in enumerate(others)}
+    places |= {name: place for place, (name, other) in enumerate(zip(own, others, strict=False)) if name == other}
+    missing = [name for name in own if name not in places]
+    # Two spellings of one class in a hundred, as with ImageNet's, are taken for the same where they stand alike.
+    if len(own) == len(others) and len(missing) <= len(own) // 100:
+        order = [places.get(name, place) for place, name in enumerate(own)]
+        if sorted(order) == in_order:
+            return order
+    names = ", ".join((missing or own)[:5])
+    raise ValueError(
+        f"dataset: the checkpoint's head is for other classes ({', '.join(others[:5])}, …) than {names}; give a "
+        "checkpoint that was trained on them (training/train_image_classification.py trains a new head)"
+    )
+
+
+def _relabel(images: datasets.Dataset, order: list[int], class_names: list[str]) -> datasets.Dataset:
+    labels = [order[label] if label >= 0 else label for label in images["label"]]
+    return images.remove_columns("label").add_column("label", labels, feature=datasets.ClassLabel(names=class_names))
+
+
 def _check_files(images: datasets.Dataset) -> None:
     """Read every file's header, so that a bad file ends the run before it begins rather than in its middle."""
     column = images.select_columns("image")
     for row in tqdm(column, desc="checking images", leave=False, disable=len(column) < 1000):
+        image = open_image(row["image"])
         try:
-            open_image(row["image"]).verify()
-        except ValueError:
-            raise
+            check_mode(image)
+            image.verify()
         except Exception as error:  # Pillow's decoders raise many types
             raise _unreadable(row["image"], error) from error
 
@@ -145,9 +183,9 @@ def open_image(encoded: dict[str, Any]) -> Image.Image:
 
 
 def decode_image(encoded: dict[str, Any], mode: Literal["L", "RGB"]) -> Image.Image:
-    """As [`open_image`], with the pixels read and converted."""
+    """As [`open_image`], with the pixels read, upright and converted."""
     image = open_image(encoded)
     try:
-        return image.convert(mode)
+        return upright_image(image, mode)
     except (OSError, SyntaxError, ValueError) as error:
         raise _unreadable(encoded, error) from error

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from sparsight.training.command_line.arguments import argument
 from sparsight.training.data.span_corruption import SpanLengths
-from sparsight.training.data.texts import TextSource
-from sparsight.training.data.tokenization import NUM_SENTINELS
+from sparsight.training.data.texts import TextSource, check_texts
+from sparsight.training.data.tokenization import NUM_SENTINELS, TextEncoder
 from sparsight.training.engine.loop_arguments import LoopArguments
 from sparsight.training.engine.seeding import derive_seed
 
@@ -54,12 +54,16 @@ def iterate_blocks(
     """Texts to examples: tokenized, packed, and cut to `(examples, num_tokens)` a batch of texts.
 
     Nothing stands between two texts, as in T5's own preprocessing: the end of sequence ends an example.
+
+    Raises:
+        ValueError: if a row is no text.
     """
     num_tokens = arguments.lengths.num_tokens
     remainder = np.empty(0, dtype=np.int32)
+    encode = TextEncoder(tokenizer)
     for rows in texts.iter(arguments.packing_batch_size):
-        token_ids = tokenizer(rows["text"], add_special_tokens=False, verbose=False)["input_ids"]
-        tokens = np.fromiter(itertools.chain(remainder, *token_ids), dtype=np.int32)
+        check_texts(rows["text"], arguments)
+        tokens = np.fromiter(itertools.chain(remainder, *encode(rows["text"])), dtype=np.int32)
         whole = len(tokens) // num_tokens * num_tokens
         yield tokens[:whole].reshape(-1, num_tokens)
         if arguments.packing == "concatenate":

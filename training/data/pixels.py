@@ -3,16 +3,22 @@
 """From encoded images to batches of pixels: image processors, augmentation, loaders."""
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from timm.data import create_transform
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import Compose
+from torchvision.transforms import functional as image_functions
 from transformers import AutoImageProcessor, BaseImageProcessor, PreTrainedConfig, ViTImageProcessor
+from transformers.utils import cached_file
 
+from sparsight.configuration.messages import single_line
 from sparsight.training.command_line.arguments import argument
 from sparsight.training.data.images import ImageSource, decode_image
 from sparsight.training.engine.batches import EpochBatches, make_evaluation_loader, make_training_loader
@@ -74,12 +80,37 @@ def make_image_processor(config: PreTrainedConfig, arguments: ImageArguments) ->
 
 
 def load_image_processor(name: str, config: PreTrainedConfig) -> BaseImageProcessor:
-    """The image processor of a checkpoint; where it has none, the one that its config asks for."""
+    """The image processor of a checkpoint; where it has none, the one that its config asks for.
+
+    Raises:
+        ValueError: if it has one that cannot be read.
+    """
     try:
         return AutoImageProcessor.from_pretrained(name)
-    except (OSError, ValueError):
+    except Exception as error:  # a file that is JSON, but no image processor, raises anything
+        if (file := _find_processor_file(name)) is not None:
+            raise ValueError(
+                f"model_name_or_path: {name} has no image processor in its {file} ({single_line(error)}); repair the "
+                "file, or remove it to have the one that the config asks for"
+            ) from error
+        if not isinstance(error, (OSError, ValueError)):
+            raise
         logger.warning(f"{name} has no image processor; taking the one that its config asks for")
         return make_image_processor(config, ImageArguments())
+
+
+def _find_processor_file(name: str) -> str | None:
+    for file in ("preprocessor_config.json", "processor_config.json"):
+        found = cached_file(
+            name,
+            file,
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if found is not None:
+            return file
+    return None
 
 
 def image_size(config: PreTrainedConfig) -> tuple[int, int]:
@@ -88,11 +119,34 @@ def image_size(config: PreTrainedConfig) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
+class PixelValues:
+    """Images of 8 bits to pixel values: rescaled and normalized as far as an image processor does so.
+
+    Where it rescales to [0, 1], the numbers are those of torchvision's `ToTensor` and `Normalize`, to the last bit.
+    """
+
+    def __init__(self, processor: BaseImageProcessor):
+        self.rescale_factor = processor.rescale_factor if processor.do_rescale else 1.0
+        self.normalization = None
+        if processor.do_normalize:
+            self.normalization = list(processor.image_mean), list(processor.image_std)
+
+    def __call__(self, image: Image.Image | torch.Tensor) -> torch.Tensor:
+        """`(channels, height, width)` of an image, or of a tensor of bytes of this shape."""
+        pixels = image_functions.pil_to_tensor(image) if isinstance(image, Image.Image) else image
+        if math.isclose(self.rescale_factor, 1 / 255):
+            pixels = pixels.float().div(255)
+        else:
+            pixels = pixels.float().mul(self.rescale_factor)
+        return image_functions.normalize(pixels, *self.normalization) if self.normalization else pixels
+
+
 class TrainingImages(Dataset):
     """Augmented training images by (epoch, position in the epoch, index).
 
     The augmentation of an image is a function of the seed, the epoch and its position alone. So it is the same for any
-    number of workers and processes, and after resuming.
+    number of workers and processes, and after resuming. Augmentation chooses and resizes the pixels; what numbers they
+    become is for the image processor to say. Without augmentation all is done as the processor does it.
     """
 
     def __init__(
@@ -106,21 +160,33 @@ class TrainingImages(Dataset):
         self.images = images
         self.mode = "L" if config.num_channels == 1 else "RGB"
         self.seed = seed
-        self.transform = create_transform(
-            image_size(config),
-            is_training=True,
-            no_aug=not arguments.augmentation,
-            scale=arguments.crop_scale,
-            ratio=arguments.crop_ratio,
-            hflip=arguments.horizontal_flip,
-            color_jitter=arguments.color_jitter or None,
-            auto_augment=arguments.auto_augment,
-            interpolation="bicubic",
-            re_prob=arguments.random_erasing,
-            re_mode="pixel",
-            mean=tuple(processor.image_mean),
-            std=tuple(processor.image_std),
-        )
+        self.processor = processor
+        self.pixel_values = PixelValues(processor)
+        self.transform = self._transform_as_in_evaluation
+        if arguments.augmentation:
+            on_size, on_colors, (_to_tensor, _normalize, *on_pixel_values) = (
+                step.transforms
+                for step in create_transform(
+                    image_size(config),
+                    is_training=True,
+                    separate=True,
+                    scale=arguments.crop_scale,
+                    ratio=arguments.crop_ratio,
+                    hflip=arguments.horizontal_flip,
+                    color_jitter=arguments.color_jitter or None,
+                    auto_augment=arguments.auto_augment,
+                    interpolation="bicubic",
+                    re_prob=arguments.random_erasing,
+                    re_mode="pixel",
+                    # The colour of what is left empty where an image is moved.
+                    mean=tuple(processor.image_mean or (0.5,) * config.num_channels),
+                )
+            )
+            self.transform = Compose([*on_size, *on_colors, self.pixel_values, *on_pixel_values])
+
+    def _transform_as_in_evaluation(self, image: Image.Image) -> torch.Tensor:
+        inputs = self.processor(image, do_rescale=False, do_normalize=False, return_tensors="pt")
+        return self.pixel_values(inputs["pixel_values"][0])
 
     def __getitem__(self, key: tuple[int, int, int]) -> tuple[torch.Tensor, int]:
         epoch, position, index = key
@@ -158,7 +224,7 @@ class EvalCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         images = [decode_image(row["image"], self.mode) for row in rows]
-        pixel_values = self.processor(images, return_tensors="pt")["pixel_values"]
+        pixel_values = self.processor(images, return_tensors="pt")["pixel_values"].float()  # bytes, if not rescaled
         return {"pixel_values": pixel_values, "labels": torch.tensor([row["label"] for row in rows])}
 
 

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the name of a data set to texts: Python's own documentation, files, or a data set of the Hub."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 
@@ -15,6 +17,7 @@ from sparsight.training.engine.places import is_here
 
 STDLIB = "stdlib"
 _ENDINGS = (".txt", ".parquet")
+_TEXT_TYPES = ("string", "large_string")
 
 
 @dataclass
@@ -111,4 +114,30 @@ def _select_column(
     if column not in columns:
         raise ValueError(f"text_column: there is no column {column!r}; the data set has {', '.join(columns)}")
     texts = texts.select_columns([column])
+    # A stream may not know yet what it holds; its rows are checked as they come.
+    feature = (texts.features or {}).get(column)
+    if feature is not None and not (isinstance(feature, datasets.Value) and feature.dtype in _TEXT_TYPES):
+        kind = feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
+        raise ValueError(f"text_column: {column!r} holds {kind}, not texts; name a column of strings")
+    if isinstance(texts, datasets.Dataset) and (number := texts.data.column(column).null_count):
+        raise ValueError(f"text_column: {column!r} is empty (null) in {number} rows; remove them")
     return texts if column == "text" else texts.rename_column(column, "text")
+
+
+def iterate_checked(texts: Iterable[dict[str, Any]], source: TextSource) -> Iterator[dict[str, str]]:
+    """The rows, with [`check_texts`] on each."""
+    for row in texts:
+        check_texts([row["text"]], source)
+        yield row
+
+
+def check_texts(rows: Sequence[Any], source: TextSource) -> None:
+    """Check that all rows of the column are texts.
+
+    Raises:
+        ValueError: if one is not.
+    """
+    for row in rows:
+        if not isinstance(row, str):
+            kind = "null" if row is None else type(row).__name__
+            raise ValueError(f"text_column: a row of {source.text_column!r} is no text, but {kind}; remove or mend it")

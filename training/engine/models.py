@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of any task, fresh or from a checkpoint."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -63,6 +64,25 @@ def make_config(families: list[str], model_type: str, model: dict[str, Any], **k
         return AutoConfig.for_model(model_type, **{**kwargs, **model})
     except StrictDataclassError as error:  # the end of its message names the field
         raise ValueError(f"model: {str(error).strip().splitlines()[-1].strip()}") from error
+
+
+def check_mismatches(name: str, mismatched: Iterable[tuple[str, Any, Any]], head: str) -> None:
+    """Check that of a checkpoint's parameters only the head has another shape than the model's, which draws it anew.
+
+    Args:
+        name: what `--model_name_or_path` gave.
+        mismatched: names of parameters with their shapes in the checkpoint and in the model.
+        head: what the names of its parameters begin with.
+
+    Raises:
+        ValueError: if any other has.
+    """
+    for key, stored, wanted in sorted(mismatched, key=lambda entry: entry[0]):
+        if not key.startswith(head):
+            raise ValueError(
+                f"model_name_or_path: {key} is {tuple(stored)} in {name}, and the model asked for has "
+                f"{tuple(wanted)}; leave the sizes of a checkpoint as they are, or train from scratch"
+            )
 
 
 def load_pretrained(name: str, auto_class: type, **kwargs: Any) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from sparsight.modeling import DoublyBiasedBlock, MixedActivation
 
@@ -184,7 +184,8 @@ class ActivationMixing:
 
 
 class SparsityCallback(TrainerCallback):
-    """Steps these methods with transformers' `Trainer`, and brings them to its step when it resumes.
+    """Steps these methods with transformers' `Trainer`, and brings them to its step when it resumes, and to the best
+    model's step where `load_best_model_at_end` is set.
 
     ```python
     model = SparseViTForImageClassification.from_pretrained(checkpoint, hidden_act="jsrelu", zeroth_bias=True)
@@ -198,9 +199,19 @@ class SparsityCallback(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step:
-            for method in self.methods:
-                method.load_state_dict({"num_steps_done": state.global_step})
+            self._bring_to(state.global_step)
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         for method in self.methods:
             method.step()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        # The weights are the best model's by now. The portion of JSReLU is not among them.
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            # Not `state.best_global_step`, which may be an evaluation after which nothing was saved.
+            best = TrainerState.load_from_json(f"{state.best_model_checkpoint}/trainer_state.json")
+            self._bring_to(best.global_step)
+
+    def _bring_to(self, step: int) -> None:
+        for method in self.methods:
+            method.load_state_dict({"num_steps_done": step})

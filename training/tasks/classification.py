@@ -21,7 +21,7 @@ from sparsight.training.data.pixels import (
     make_image_processor,
     make_train_loader,
 )
-from sparsight.training.engine.models import ModelArguments, load_pretrained, make_config
+from sparsight.training.engine.models import ModelArguments, check_mismatches, load_pretrained, make_config
 from sparsight.training.engine.task import Task
 
 
@@ -54,12 +54,18 @@ class ImageClassification(Task):
         if start.model_name_or_path is None:
             config = make_config(self.families(), start.model_type, start.model, **labels)
             return self.auto_class.from_config(config), make_image_processor(config, self.arguments)
-        model = load_pretrained(
-            start.model_name_or_path, self.auto_class, ignore_mismatched_sizes=True, **labels, **start.model
+        name = start.model_name_or_path
+        model, found = load_pretrained(
+            name, self.auto_class, ignore_mismatched_sizes=True, output_loading_info=True, **labels, **start.model
         )
-        heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == len(class_names)]
-        heads[-1].reset_parameters()
-        return model, self.load_processor(start.model_name_or_path, model.config)
+        *_, (head_name, head) = (
+            (module_name, module)
+            for module_name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and module.out_features == len(class_names)
+        )
+        check_mismatches(name, found["mismatched_keys"], f"{head_name}.")
+        head.reset_parameters()
+        return model, self.load_processor(name, model.config)
 
     def load_processor(self, name: str, config: PreTrainedConfig) -> BaseImageProcessor:
         return load_image_processor(name, config)
@@ -71,14 +77,21 @@ class ImageClassification(Task):
                 f"dataset: it has {num_classes} classes, but {name} has {model.config.num_labels}; give a checkpoint "
                 "that was trained on it (training/train_image_classification.py trains a new head)"
             )
+        self.data.in_order_of(self._class_names(model))
+
+    @staticmethod
+    def _class_names(model: PreTrainedModel) -> list[str]:
+        return [str(model.config.id2label[index]) for index in range(model.config.num_labels)]
 
     def make_loaders(self, model: PreTrainedModel, processor: BaseImageProcessor) -> tuple[DataLoader, DataLoader]:
-        """Set up mixup as well.
+        """Set up mixup as well, and label the images as the model's config names its classes.
 
         Raises:
-            ValueError: if mixup or cutmix is on and a batch has an odd number of images.
+            ValueError: if mixup or cutmix is on and a batch has an odd number of images, or the model has other
+                classes.
         """
         arguments, loop, accelerator = self.arguments, self.loop, self.accelerator
+        self.data = self.data.in_order_of(self._class_names(model))
         if arguments.mixup > 0 or arguments.cutmix > 0:
             per_process = loop.micro_batch_size // accelerator.num_processes
             if per_process % 2:

@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedMode
 
 from sparsight.training.data.corrupted_text import make_eval_loader, make_train_loader
 from sparsight.training.data.packing import TextArguments
-from sparsight.training.data.texts import STDLIB, Texts, TextSource, load_texts
+from sparsight.training.data.texts import STDLIB, Texts, TextSource, iterate_checked, load_texts
 from sparsight.training.data.tokenization import load_tokenizer, train_tokenizer_on_rows
 from sparsight.training.engine.models import ModelArguments, load_pretrained, make_config
 from sparsight.training.engine.task import Task
@@ -44,7 +44,7 @@ class TextDenoising(Task):
 
         Raises:
             ValueError: if the family, a field of its config, the checkpoint or the tokenizer is not there, a value is
-                nonsense, or model and tokenizer do not fit.
+                nonsense, a row is no text, or model and tokenizer do not fit.
         """
         named = self.arguments.tokenizer_name
         if start.model_name_or_path is not None:
@@ -55,7 +55,8 @@ class TextDenoising(Task):
                 tokenizer = load_tokenizer(named)
         else:
             if named is None:
-                tokenizer = train_tokenizer_on_rows(self.data.train, self.arguments.vocab_size)
+                rows = iterate_checked(self.data.train, self.arguments)
+                tokenizer = train_tokenizer_on_rows(rows, self.arguments.vocab_size)
             else:
                 tokenizer = load_tokenizer(named)
             token_ids = {
@@ -101,9 +102,8 @@ class TextDenoising(Task):
 
     @staticmethod
     def _logits(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """`(batch · target_length, vocab_size)`; the mask tells the meter which tokens of the decoder are padding."""
-        mask = batch["labels"].ne(IGNORED).long()
-        return model(**batch, decoder_attention_mask=mask, use_cache=False).logits.float().flatten(0, 1)
+        """`(batch · target_length, vocab_size)`. Packed examples have no padding; what has brings its masks along."""
+        return model(**batch, use_cache=False).logits.float().flatten(0, 1)
 
     def summarize(self, sums: dict[str, float]) -> dict[str, Any]:
         """Summarize an evaluation; padding counts nowhere.

@@ -162,3 +162,21 @@ def test_images_of_a_data_set_come_as_bytes():
     assert decode_image(row, "L").mode == "L"
     with pytest.raises(ValueError, match=r"^dataset: cannot read an image of the data set \("):
         decode_image({"bytes": row["bytes"][:40], "path": None}, "RGB")
+
+
+def test_photos_are_decoded_upright():
+    photo = Image.new("RGB", (6, 4))
+    photo.putpixel((5, 0), (255, 0, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90°, clockwise
+    encoded = io.BytesIO()
+    photo.save(encoded, format="png", exif=exif)
+    found = decode_image({"bytes": encoded.getvalue(), "path": None}, "RGB")
+    assert (found.size, found.getpixel((3, 5))) == ((4, 6), (255, 0, 0))
+
+
+def test_pixels_without_a_defined_range_are_found_before_training(folder):
+    deep = folder / "train" / "cat" / "deep.tif"
+    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(deep)
+    with pytest.raises(ValueError, match=r"^dataset: cannot read .*/cat/deep.tif \(pixels of mode F, 32 bits each"):
+        load_images(ImageSource(dataset=str(folder)))

@@ -8,6 +8,7 @@ import pytest
 
 from script_testing import TINY_TEXTS
 from sparsight.training.data.packing import StreamBatches, TextArguments, iterate_blocks, make_blocks
+from sparsight.training.data.tokenization import find_sentinel_ids
 from sparsight.training.engine.loop_arguments import LoopArguments
 
 
@@ -36,6 +37,17 @@ def test_packing_within_batches(texts, tokenizer):
 def test_too_little_text(tokenizer):
     with pytest.raises(ValueError, match=r"^input_length: the texts have fewer tokens"):
         make_blocks(datasets.Dataset.from_dict({"text": ["short"]}), tokenizer, TextArguments())
+
+
+def test_special_tokens_and_what_is_no_text(tokenizer):
+    """No token of an example is a sentinel or an end of sequence before corruption."""
+    rows = datasets.Dataset.from_dict({"text": ["Some </s> more <extra_id_0> and <pad> text."] * 40})
+    blocks = make_blocks(rows, tokenizer, TextArguments(**TINY_TEXTS))
+    assert not np.isin(blocks, [tokenizer.pad_token_id, tokenizer.eos_token_id, *find_sentinel_ids(tokenizer)]).any()
+    for value in (None, 3):
+        rows = datasets.Dataset.from_dict({"text": [value, value]})
+        with pytest.raises(ValueError, match=r"^text_column: a row of 'text' is no text, but "):
+            make_blocks(rows, tokenizer, TextArguments(**TINY_TEXTS))
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.transforms import RandomResizedCropAndInterpolation
+from torchvision import transforms
 from transformers import PreTrainedConfig, ViTImageProcessor
 
 from sparsight import SparseViTConfig
-from sparsight.training.data.images import LabelledImages
+from sparsight.training.data.images import LabelledImages, decode_image
 from sparsight.training.data.pixels import (
     ImageArguments,
     TrainingImages,
@@ -20,6 +22,7 @@ from sparsight.training.data.pixels import (
     make_train_loader,
 )
 from sparsight.training.engine.loop_arguments import LoopArguments
+from sparsight.training.engine.seeding import derive_seed, seed_generators
 
 
 CONFIG = SparseViTConfig(
@@ -93,6 +96,60 @@ def test_without_augmentation_training_sees_what_evaluation_sees(digits, acceler
         torch.testing.assert_close(images[(0, 0, index)][0], batch["pixel_values"][index], atol=1e-6, rtol=0)
 
 
+def processor_of(**fields) -> ViTImageProcessor:
+    return ViTImageProcessor(**{"size": {"height": 8, "width": 8}, **fields})
+
+
+SWITCHES = {
+    "not normalized": {"do_normalize": False},
+    "not rescaled": {"do_rescale": False, "do_normalize": False},
+    "normalized as bytes": {"do_rescale": False, "image_mean": [127.0] * 3, "image_std": [60.0] * 3},
+    "another factor": {"rescale_factor": 1 / 127.5},
+    "no mean": {"do_normalize": False, "image_mean": None, "image_std": None},
+    "resampled": {"size": {"height": 5, "width": 5}, "resample": 0},
+    "cropped": {"size": {"shortest_edge": 12}, "do_center_crop": True, "crop_size": {"height": 8, "width": 8}},
+}
+
+
+@pytest.mark.parametrize("case", SWITCHES)
+def test_training_follows_the_switches_of_the_processor(digits, accelerator, case):
+    processor = processor_of(**SWITCHES[case])
+    images = TrainingImages(digits.train, CONFIG, processor, ImageArguments(augmentation=False), 0)
+    batch = next(iter(make_eval_loader(digits.train, CONFIG, processor, accelerator, LoopArguments())))
+    for index in range(5):
+        torch.testing.assert_close(images[(0, 0, index)][0], batch["pixel_values"][index], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", [case for case in SWITCHES if case not in ("resampled", "cropped")])
+def test_augmented_images_follow_them_too(digits, case):
+    processor = processor_of(**SWITCHES[case])
+    # All of the image, so that nothing but the numbers can differ, whatever policy is loaded.
+    TrainingImages(digits.train, CONFIG, processor, ImageArguments(auto_augment="rand-m9"), 0)[(0, 0, 3)]
+    arguments = ImageArguments(crop_scale=[1.0, 1.0], crop_ratio=[1.0, 1.0], horizontal_flip=0.0)
+    found = TrainingImages(digits.train, CONFIG, processor, arguments, 0)[(0, 0, 3)][0]
+    image = decode_image(digits.train[3]["image"], "RGB")
+    expected = processor(image, return_tensors="pt")["pixel_values"][0].float()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}])
+@pytest.mark.parametrize("augmentation", [False, True])
+def test_pixels_are_those_of_torchvision_to_the_last_bit(digits, fields, augmentation):
+    """For the processors that are made here: measured results stay what they are."""
+    arguments = ImageArguments(augmentation=augmentation, **fields)
+    images = TrainingImages(digits.train, CONFIG, make_image_processor(CONFIG, arguments), arguments, 0)
+    numbers = transforms.Compose(
+        [transforms.ToTensor(), transforms.Normalize(arguments.image_mean, arguments.image_std)]
+    )
+    crop = RandomResizedCropAndInterpolation((8, 8), interpolation="bicubic")
+    augment = transforms.Compose([crop, transforms.RandomHorizontalFlip()])
+    for index in range(10):
+        image = decode_image(digits.train[index]["image"], "RGB")
+        seed_generators(derive_seed(0, 2, 1))
+        expected = numbers(augment(image) if augmentation else image)
+        torch.testing.assert_close(images[(2, 1, index)][0], expected, rtol=0, atol=0)
+
+
 # --- evaluation ------------------------------------------------------------------------------------------------------
 
 
@@ -159,3 +216,12 @@ def test_the_processor_of_a_checkpoint(tmp_path, caplog):
     processor = load_image_processor(str(tmp_path / "bare"), CONFIG)
     assert processor.to_dict() == PROCESSOR.to_dict()
     assert f"{tmp_path}/bare has no image processor" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", '{"size": {"height": 8', "[1, 2]", '{"image_processor_type": "Nothing"}'])
+def test_a_broken_processor_is_not_taken_for_a_missing_one(tmp_path, content):
+    CONFIG.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"^model_name_or_path: .* in its preprocessor_config.json \(") as error:
+        load_image_processor(str(tmp_path), CONFIG)
+    assert "\n" not in str(error.value)

@@ -5,7 +5,7 @@ from pydoc_data.topics import topics
 import datasets
 import pytest
 
-from sparsight.training.data.texts import TextSource, load_texts
+from sparsight.training.data.texts import TextSource, iterate_checked, load_texts
 
 
 def rows(texts) -> list[str]:
@@ -101,3 +101,29 @@ def test_one_text_leaves_none_to_evaluate_on(tmp_path):
     (tmp_path / "a.txt").write_text("One text.")
     with pytest.raises(ValueError, match=r"^dataset: .* has one text, and none to evaluate on; give more"):
         load_texts(TextSource(dataset=str(tmp_path / "a.txt")))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [([["a", "b"]] * 4, "List"), ([1, 2, 3, 4], "int64"), ([0.5, None, 1.0, 2.0], "float64"), ([None] * 4, "null")],
+)
+def test_a_column_that_holds_no_texts(tmp_path, values, kind, streaming):
+    datasets.Dataset.from_dict({"content": values}).to_parquet(tmp_path / "a.parquet")
+    source = TextSource(
+        dataset=str(tmp_path / "a.parquet"), text_column="content", streaming=streaming, max_eval_samples=1
+    )
+    with pytest.raises(ValueError, match=rf"^text_column: 'content' holds {kind}, not texts; name a column of str"):
+        load_texts(source)
+
+
+def test_rows_without_a_text(tmp_path):
+    datasets.Dataset.from_dict({"text": ["one", None, "two", None]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"^text_column: 'text' is empty \(null\) in 2 rows; remove them"):
+        load_texts(TextSource(dataset=str(tmp_path / "a.parquet")))
+
+
+@pytest.mark.parametrize(("row", "kind"), [(None, "null"), (3, "int"), (["a", "b"], "list")])
+def test_rows_of_a_stream_are_checked_as_they_come(row, kind):
+    with pytest.raises(ValueError, match=rf"^text_column: a row of 'text' is no text, but {kind}; remove or mend it"):
+        list(iterate_checked([{"text": "one"}, {"text": row}], TextSource()))

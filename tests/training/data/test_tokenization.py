@@ -1,12 +1,15 @@
 # Copyright 2026 The sparsight authors.
 # SPDX-License-Identifier: Apache-2.0
+import json
 from pydoc_data.topics import topics
 
 import pytest
-from transformers import AutoTokenizer, T5Config, T5Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5Tokenizer
 
 from sparsight.training.data import tokenization
 from sparsight.training.data.tokenization import (
+    TextEncoder,
     find_sentinel_ids,
     load_tokenizer,
     train_tokenizer,
@@ -90,3 +93,51 @@ def test_a_checkpoint_without_a_tokenizer(tmp_path):
     T5Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"^model_name_or_path: .* has no tokenizer; give --tokenizer_name"):
         load_tokenizer(str(tmp_path), "model_name_or_path")
+
+
+CONTROL = ["</s>", "<pad>", "<unk>", "<extra_id_0>", "<extra_id_99>"]
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_ordinary_texts_get_the_ids_of_the_tokenizer(tokenizer, tmp_path, reloaded):
+    if reloaded:
+        tokenizer.save_pretrained(tmp_path)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    texts = [topics[name] for name in sorted(topics)] + ["", " ", "\n\n", "naïve 中文 \x00 ﬁne", "a < b > c / s"]
+    assert TextEncoder(tokenizer)(texts) == tokenizer(texts, add_special_tokens=False).input_ids
+
+
+def test_names_of_special_tokens_are_text(tokenizer):
+    encode = TextEncoder(tokenizer)
+    special = set(tokenizer.convert_tokens_to_ids(CONTROL)) - {tokenizer.unk_token_id}
+    for text in [*CONTROL, *(f"Some {name} more" for name in CONTROL), *(f"x{name}y" for name in CONTROL)]:
+        assert special & set(tokenizer(text, add_special_tokens=False).input_ids) or "<unk>" in text
+        (ids,) = encode([text])
+        assert not special & set(ids)
+        # The characters that it knows are there, one by one or in pieces.
+        known = "".join(c for c in text if c == " " or c in tokenizer.get_vocab())
+        assert tokenizer.decode([i for i in ids if i != tokenizer.unk_token_id]).strip() == known.strip()
+    ordinary = ["No such name.", "No such name."]
+    assert encode(["No such name.", "</s>", "No such name."])[::2] == encode(ordinary)
+
+
+def test_names_of_special_tokens_are_text_for_other_tokenizers():
+    letters = {"<unk>": 0, "</s>": 1, "<extra_id_0>": 2, **{c: 3 + i for i, c in enumerate("</s>xtra_id0e")}}
+    backend = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        eos_token="</s>",
+        extra_special_tokens=["<extra_id_0>"],
+    )
+    assert tokenizer("</s> ax", add_special_tokens=False).input_ids == [1, letters["a"], letters["x"]]
+    ids = TextEncoder(tokenizer)(["</s> ax", "<extra_id_0>", "q"])
+    assert ids == [[letters[c] for c in "</s>ax"], [letters[c] for c in "<extra_id_0>"], [0]]
+
+
+def test_names_of_special_tokens_become_no_pieces():
+    tokenizer = train_tokenizer(["</s> <extra_id_7> <pad> so it goes"] * 500, 200)
+    pieces = [piece for piece, _ in json.loads(tokenizer._tokenizer.to_str())["model"]["vocab"]]
+    assert len(set(pieces)) == len(pieces) == len(tokenizer)
+    assert len(find_sentinel_ids(tokenizer)) == 100

@@ -245,3 +245,58 @@ def test_what_does_not_fit(sparse_vit, tmp_path):
         make_task(3).make_model(starting_from("crate", intermediate_size=8))
     with pytest.raises(ValueError, match=r"^image_mean: 2 values for 3 channels"):
         make_task(3, image_mean=[0.1, 0.2]).make_model(starting_from("crate", **SIZES))
+
+
+@pytest.mark.parametrize("fields", [{"hidden_size": 16}, {"intermediate_size": 40}, {"image_size": 16}])
+def test_only_the_head_of_a_checkpoint_may_have_another_shape(sparse_vit, tmp_path, fields):
+    sparse_vit.save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^model_name_or_path: vit\.\S+ is \(.+\) in .*, and the model .*; leave the"
+    ):
+        make_task(3).make_model(starting_from(checkpoint=tmp_path, **fields))
+
+
+def name_classes(model, names: list[str]) -> None:
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: index for index, name in enumerate(names)}
+
+
+def test_labels_follow_the_names_of_a_checkpoint(digits, accelerator, sparse_vit):
+    names = list("3750124689")
+    name_classes(sparse_vit, names)
+    task = ImageClassification(ImageArguments(augmentation=False), LoopArguments(batch_size=8), digits)
+    processor = ViTImageProcessor(size={"height": 8, "width": 8})
+    task.check_model("mine", sparse_vit, processor)
+    assert task.data is digits
+    task.prepare(sparse_vit, processor, accelerator)
+    assert task.data.class_names == names
+    assert [names[label] for label in task.data.eval["label"]] == [str(label) for label in digits.eval["label"]]
+    (batch,) = task.eval_loader
+    assert [names[label] for label in batch["labels"]] == [str(label) for label in digits.eval["label"]]
+    keys, batch = next(iter(task.train_loader.batch_sampler)), next(iter(task.train_loader))
+    for (_, _, index), label in zip(keys, batch["labels"], strict=True):
+        assert names[label] == str(digits.train[index]["label"])
+
+
+def test_names_in_the_same_order_leave_the_data_alone(digits, sparse_vit):
+    for names in (list("0123456789"), [f"LABEL_{index}" for index in range(10)]):
+        name_classes(sparse_vit, names)
+        assert digits.in_order_of(ImageClassification._class_names(sparse_vit)) is digits
+
+
+def test_other_names_are_refused(sparse_vit):
+    task = make_task(10)
+    name_classes(sparse_vit, [f"class {index}" for index in range(9)] + ["dog"])
+    with pytest.raises(ValueError, match=r"^dataset: .* for other classes \(class 0, .*\) than class 9; give a check"):
+        task.check_model("mine", sparse_vit, None)
+
+
+def test_the_names_of_imagenet_come_in_several_spellings():
+    """As numbers of WordNet, and with a few that differ between data set and checkpoint, or are twice there."""
+    names = [f"class {index}" for index in range(1000)]
+    numbers = LabelledImages(None, None, "test", [f"n{index:08d}" for index in range(1000)])
+    assert numbers.in_order_of(names) is numbers
+    data = LabelledImages(None, None, "test", [*names[:517], "crane2", *names[518:]])
+    twice = [*names]
+    twice[517] = names[134]
+    assert data.in_order_of(twice) is data

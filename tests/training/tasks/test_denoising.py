@@ -88,6 +88,7 @@ def test_padding_counts_nowhere(sparse_t5, accelerator):
         "labels": torch.cat([F.pad(e["labels"], (0, 5 - e["labels"].shape[1]), value=-100) for e in examples]),
     }
     padded["attention_mask"] = padded["input_ids"].ne(0).long()
+    padded["decoder_attention_mask"] = padded["labels"].ne(-100).long()
     alone = evaluate(accelerator, sparse_t5, examples)
     together = evaluate(accelerator, sparse_t5, [padded])
     assert (together["num_encoder_tokens"], together["num_decoder_tokens"]) == (17, 12)
