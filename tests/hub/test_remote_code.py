@@ -25,10 +25,11 @@ AUTO_CLASSES = {
     "sparse_t5": {"AutoModel", "AutoModelForSeq2SeqLM", "AutoModelForTextEncoding"},
 }
 FILES = {
-    "crate": {"configuration_crate.py", "modeling_crate.py", "overrides.py", "remote_code.py"},
+    "crate": {"configuration_crate.py", "losses.py", "modeling_crate.py", "overrides.py", "remote_code.py"},
     "sparse_vit": {
         "activations.py",
         "configuration_sparse_vit.py",
+        "losses.py",
         "modeling_sparse_vit.py",
         "overrides.py",
         "remote_code.py",
