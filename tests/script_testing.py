@@ -128,26 +128,26 @@ class Script:
 
     Attributes:
         module: its name in `training/`.
-        recipe: in YAML. Its default run is of `num_steps` steps.
-        steps: arguments of a default run.
+        recipe: in YAML.
         auto_class: loads its models.
         model_class: of the recipe, by name.
         make_batch: from a model and its folder to all evaluation examples.
         measure: from a model and those examples to numbers of `results.json`, by other means than the engine's.
         metric: that the script prints.
         layers: names of the MLPs.
+        steps: arguments of a run of twelve steps.
         no_dropout: arguments that turn off what the recipe has of it.
     """
 
     module: str
     recipe: str
-    steps: tuple[str, ...]
     auto_class: type
     model_class: str
     make_batch: Callable[[PreTrainedModel, Path], Batch]
     measure: Callable[[PreTrainedModel, Batch], dict[str, float]]
     metric: str
     layers: tuple[str, ...]
+    steps: tuple[str, ...] = ()
     no_dropout: tuple[str, ...] = ()
 
     @property
@@ -165,18 +165,17 @@ SCRIPTS = {
     "images": Script(
         module="train_image_classification",
         recipe=TINY_RECIPE + NO_CODE,
-        steps=("--num_epochs", "3"),
-        auto_class=AutoModelForImageClassification,
         model_class="SparseViTForImageClassification",
+        auto_class=AutoModelForImageClassification,
         make_batch=image_batch,
         measure=measure_images,
         metric="accuracy",
         layers=("vit.layers.0.mlp", "vit.layers.1.mlp"),
+        steps=("--num_epochs", "3"),
     ),
     "t5": Script(
         module="pretrain_t5",
         recipe=TINY_T5_RECIPE + NO_CODE,
-        steps=(),
         auto_class=AutoModelForSeq2SeqLM,
         model_class="SparseT5ForConditionalGeneration",
         make_batch=text_batch,
@@ -191,7 +190,6 @@ SCRIPTS = {
     "addition": Script(
         module="train",
         recipe=TINY_ADDITION_RECIPE + NO_CODE,
-        steps=(),
         auto_class=AutoModelForCausalLM,
         model_class="GPT2LMHeadModel",
         make_batch=addition_batch,

@@ -105,9 +105,9 @@ def test_killed_and_resumed_is_as_if_never_stopped(start, name, options, tmp_pat
 
 # Few steps, in which rounding does not grow yet; an evaluation whose batches do not divide.
 FEW = {
-    "images": ("--max_steps", "6", "--eval_batch_size", "30"),
-    "t5": ("--max_steps", "6", "--eval_batch_size", "3"),
-    "addition": ("--max_steps", "6", "--eval_batch_size", "7"),
+    "images": ("--max_steps", "4", "--eval_batch_size", "30"),
+    "t5": ("--max_steps", "4", "--eval_batch_size", "3"),
+    "addition": ("--max_steps", "4", "--eval_batch_size", "7"),
 }
 # The task, and what trained its vanilla model.
 FINETUNED = {"image": ("images", "images-one"), "t5": ("t5", "t5-blocks-one")}

@@ -71,7 +71,8 @@ def test_what_a_run_writes(runs, capsys):
 
 
 @cases(
-    ("images", ("--no_augmentation", "--learning_rate", "6e-3", "--num_epochs", "40", "--eval_epochs", "20")),
+    ("images", ("--no_augmentation", "--learning_rate", "6e-3", "--max_train_samples", "256",
+                "--model.hidden_size", "64", "--num_epochs", "10", "--eval_epochs", "5")),
     ("t5", ("--max_steps", "40", "--eval_epochs", "2")),
     ("addition", ("--train_share", "0.8", "--batch_size", "85", "--weight_decay", "1", "--learning_rate", "2e-2",
                   "--model.n_embd", "32", "--model.n_layer", "1", *SCRIPTS["addition"].no_dropout,

@@ -49,8 +49,9 @@ def test_transfer_starts_from_the_checkpoint_with_a_new_head(runs, model_type, n
 
 def test_crate(runs):
     """By the recipe of the family, since none is named."""
-    options = ["--model_type", "crate", "--model.num_hidden_layers", "2", "--batch_size", "32", "--num_epochs", "10"]
-    options += ["--max_train_samples", "512", "--max_eval_samples", "100", "--eval_epochs", "10"]
+    options = ["--model_type", "crate", "--model.num_hidden_layers", "2", "--model.patch_size", "4"]
+    options += ["--max_train_samples", "512", "--max_eval_samples", "100", "--no_augmentation"]
+    options += ["--batch_size", "32", "--num_epochs", "5", "--eval_epochs", "5"]
     results = runs.script.main([*options, "--output_dir", runs.folder / "run"])
     assert results["accuracy"] > 0.5
     model = runs.script.load(runs.folder / "run" / "model")
