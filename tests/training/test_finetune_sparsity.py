@@ -170,6 +170,7 @@ def test_a_tracker_tells_the_trainings_apart_and_observers_see_the_method_alone(
     few = ("--max_steps", "2", "--report_to", "tensorboard")
     results = anew("out", *given[:2], *few, observers=[Watch()])
     assert seen == [("method", 1), ("method", 2)]
+    assert results["method"]["watched"] == 2
     assert "watched" not in results["lora"]
     scalars = read_scalars(anew.folder / "out")
     assert {tag.rpartition("/")[0].split("/nonzero")[0] for tag in scalars} == {

@@ -175,7 +175,8 @@ def finetune(
         observers: look on while the method trains the model.
 
     Returns:
-        What `results.json` holds: `before`, `lora` and `method`, what each model measured.
+        What `results.json` holds: `before`, `lora` and `method`, what each model measured; in the last also what the
+        observers found.
 
     Raises:
         ValueError: that begins with the argument's name, if an argument, the data and the checkpoint do not fit.
@@ -246,7 +247,8 @@ def _finetune_both_ways(
         run.accelerator.wait_for_everyone()
         # What is measured is what is delivered: the merged model, read back.
         measured = task.evaluate(load_pretrained(str(merged), task.auto_class))
-        results["method"] = {**measured, **_training_share(result.observed)}
+        found = {name: value for observer in observers for name, value in observer.results().items()}
+        results["method"] = {**measured, **_training_share(result.observed), **found}
         results["recipe"] = results["method"]  # its former name, for one release
         results |= {"eval_split": task.data.eval_split, "seed": run.loop.seed}
         shares = {
