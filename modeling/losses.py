@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 from transformers.loss.loss_utils import ForSequenceClassificationLoss, fixed_cross_entropy
 
 
-IGNORED = -100
+IGNORED = -100  # the label of padding
 
 
 def image_classification_loss(

@@ -31,7 +31,8 @@ class Run:
     """An output folder, while models are trained in it.
 
     Made from the settings, it has looked at the folder and written nothing, so that all else can be checked as well.
-    Within `with run:` the folder is the run's, on the main process; the other processes take part in all calls.
+    Within `with run.begun():` the folder is the run's, on the main process; the other processes take part in all
+    calls.
 
     Args:
         loop: of the run; `output_dir` is set.
@@ -124,6 +125,12 @@ class Run:
             yield temporary_path(target)
             self.accelerator.wait_for_everyone()
 
+    def save_model(self, model: PreTrainedModel, processor: Any, folder: Path) -> None:
+        """Write a model with its processor, where it has one, and with its code, unless the user asked for none."""
+        model.save_pretrained(folder, include_code=not self.loop.no_code)
+        if processor is not None:
+            processor.save_pretrained(folder)
+
     def document(
         self,
         folder: Path,
@@ -187,13 +194,8 @@ def run_task(
     methods = make_methods(model)
     task.prepare(model, processor, run.accelerator)
 
-    def save(model: PreTrainedModel, folder: Path) -> None:
-        model.save_pretrained(folder, include_code=not run.loop.no_code)
-        if processor is not None:
-            processor.save_pretrained(folder)
-
     def save_best(model: PreTrainedModel, folder: Path) -> None:
-        save(model, folder)
+        run.save_model(model, processor, folder)
         run.document(folder)
         run.push_best(folder)
 
@@ -210,7 +212,7 @@ def run_task(
         }
         with run.delivered("model") as folder:
             if run.accelerator.is_main_process:
-                save(result.model, folder)
+                run.save_model(result.model, processor, folder)
                 run.document(folder, results, {"this model": list(layer_shares(results).values())})
         if run.accelerator.is_main_process:
             run.write_results(results)

@@ -218,15 +218,11 @@ def _finetune_both_ways(
 ) -> dict[str, Any]:
     """Evaluate the checkpoint, finetune it with plain LoRA and with the method, and write what came of it."""
 
-    def save_merged(model: PeftModel, folder: Path) -> None:
-        model.merge_and_unload().save_pretrained(folder, include_code=not run.loop.no_code)
-        processor.save_pretrained(folder)
-
     def save_best(push: bool, model: PeftModel, folder: Path) -> None:
         model.save_pretrained(folder)
         if push:
             with tempfile.TemporaryDirectory() as merged:
-                save_merged(copy.deepcopy(model), Path(merged))
+                run.save_model(copy.deepcopy(model).merge_and_unload(), processor, Path(merged))
                 run.document(Path(merged))
                 run.push_best(Path(merged))
 
@@ -243,7 +239,7 @@ def _finetune_both_ways(
     with run.delivered("adapter") as adapter, run.delivered("merged") as merged:
         if run.accelerator.is_main_process:
             result.model.save_pretrained(adapter)
-            save_merged(result.model, merged)
+            run.save_model(result.model.merge_and_unload(), processor, merged)
         run.accelerator.wait_for_everyone()
         # What is measured is what is delivered: the merged model, read back.
         measured = task.evaluate(load_pretrained(str(merged), task.auto_class))

@@ -11,15 +11,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from sparsight.modeling.losses import IGNORED
 from sparsight.training.data.corrupted_text import make_eval_loader, make_train_loader
 from sparsight.training.data.packing import TextArguments
 from sparsight.training.data.texts import STDLIB, Texts, TextSource, iterate_checked, load_texts
 from sparsight.training.data.tokenization import load_tokenizer, train_tokenizer_on_rows
 from sparsight.training.engine.models import ModelArguments, load_pretrained, make_config
 from sparsight.training.engine.task import Task
-
-
-IGNORED = -100  # the label of padding
 
 
 class TextDenoising(Task):
